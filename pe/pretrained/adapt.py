@@ -13,7 +13,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -39,12 +39,10 @@ from pe.encodings.rope import RoPE
 from pe.model.decoder import PEPreTrainedModel
 from pe.model.initialize import draw_encodings
 from pe.pretrained import families, hooks
-from pe.pretrained.explain import longer, main_layer, main_layer_type
-from pe.pretrained.layers import Layer, read_layers
-from pe.pretrained.length import TrainingLength, training_length
+from pe.pretrained.explain import Host, host_of, longer
 from pe.pretrained.mistakes import Scaled, trained_scaling, undoing
 from pe.pretrained.plain import plain_settings
-from pe.pretrained.read import ADAPTED, Source, quiet, read, saved_host
+from pe.pretrained.read import ADAPTED, quiet, read, saved_host
 from pe.pretrained.rope import SCALINGS, Frozen, Rope
 from pe.pretrained.settings import Settings
 
@@ -163,24 +161,24 @@ class AdaptedLoader:
         """
         from safetensors import safe_open
 
-        folder = Path(folder) / kwargs.pop("subfolder", "")
-        if not folder.is_dir():
-            raise ValueError(f"{folder}: no such folder; download what pe.adapt saved first")
-        config = AdaptedConfig.from_pretrained(folder) if config is None else config
+        where = Path(folder, kwargs.pop("subfolder", ""))
+        if not where.is_dir():
+            raise ValueError(f"{where}: no such folder; download what pe.adapt saved first")
+        config = AdaptedConfig.from_pretrained(where) if config is None else config
         made = Adaptation(**config.adaptation)
         own = AutoConfig.for_model(**saved_host(vars(config)))
         with quiet():  # the parameters of encodings are not the host's
             more = kwargs | {"use_safetensors": True, "output_loading_info": True}
-            model, info = cls.auto.from_pretrained(folder, *args, config=own, **more)
+            model, info = cls.auto.from_pretrained(where, *args, config=own, **more)
         if missing := sorted(info["missing_keys"]):
             raise ValueError(
-                f"{folder}: no {', '.join(missing)}, which a {type(model).__name__} needs; it was "
+                f"{where}: no {', '.join(missing)}, which a {type(model).__name__} needs; it was "
                 f"saved as {', '.join(own.architectures or ('another class',))}"
             )
         host = read_host(model)
         _hook(model, host, made, _encodings(host, made.spec, made.layers, made.options))
         learned: dict[str, Tensor] = {}
-        for file in sorted(folder.glob("*.safetensors")):
+        for file in sorted(where.glob("*.safetensors")):
             with safe_open(file, "pt") as weights:
                 names = [name for name in weights.keys() if PARAMETERS in name]  # noqa: SIM118
                 learned |= {n.partition(PARAMETERS)[2]: weights.get_tensor(n) for n in names}
@@ -192,16 +190,6 @@ AutoConfig.register(AdaptedConfig.model_type, AdaptedConfig)
 for auto in AUTO:
     auto.register(AdaptedConfig, type(AdaptedLoader.__name__, (AdaptedLoader,), {"auto": auto}))
 hooks.register()
-
-
-class Host(NamedTuple):
-    """What a model's configuration says about positions."""
-
-    source: Source
-    layers: list[Layer]
-    main: Rope
-    layer_type: str | None
-    training: TrainingLength
 
 
 def adapt(
@@ -311,12 +299,7 @@ def _decoder(model: Any) -> Any:
 
 def read_host(model: Any) -> Host:
     """Read a model's configuration. ValueError: it is no decoder that rotates."""
-    source = read(model)
-    layers = read_layers(source.config)
-    main = main_layer(source, layers)
-    assert main.rope is not None
-    training = training_length(source.config, source.raw, main.rope)
-    return Host(source, layers, main.rope, main_layer_type(source, main), training)
+    return host_of(read(model))
 
 
 def _layers(host: Host, spec: str | None, layers: Sequence[int] | None) -> tuple[int, ...]:
@@ -345,12 +328,12 @@ def _options(
             raise ValueError(WITHOUT_EFFECT.format(next(iter(options), "length")))
         return {}
     if length is not None:
-        length = longer(host.main, host.training, length)
+        length = longer(host.rope, host.training, length)
         if "factor" in options or "factor" in stated_options(spec):
             raise ValueError("length and factor are two ways to say the same; leave one out")
         if not takes_option(spec, "factor"):
             raise ValueError(f"length: {spec!r} has no factor that would follow from it")
-        options = dict(options) | {"factor": length / host.main.unit(host.training.tokens)}
+        options = dict(options) | {"factor": length / host.rope.unit(host.training.tokens)}
     return dict(options)
 
 
@@ -408,31 +391,33 @@ def _plain(
     Args:
         length: as in `adapt`. asked: also settings that give other logits than hooks would.
     """
+    if len(parse(spec)) > 1:
+        return "a schedule of layers is no setting of transformers"
     chosen = list(wanted)
-    main, types = host.main, getattr(host.source.config, "layer_types", None) or ()
+    enc = wanted[chosen[0]]
+    if type(enc) is not RoPE:
+        return "it does more than change the frequencies of a rotation"
+    types = getattr(host.source.config, "layer_types", None) or ()
     apart = host.layer_type in types  # each layer type has a block
     sharing = [
         index for index, layer in enumerate(host.layers)
-        if layer.rope == main and (not apart or types[index] == host.layer_type)
+        if layer.rope == host.rope and (not apart or types[index] == host.layer_type)
     ]  # fmt: skip
     if chosen != sharing:
         return (
             f"the encoding is for layers {chosen}, and transformers' setting acts on {sharing}; "
             f"choose these with layers={sharing}"
         )
-    enc = wanted[chosen[0]]
-    if len(parse(spec)) > 1:
-        return "a schedule of layers is no setting of transformers"
     if enc.length_dependent and not asked:
         return "transformers keeps cached keys rotated as for a shorter text"
     cancelled = not asked and families.cancels_magnitude(host.source.config)
-    if cancelled and isinstance(enc, RoPE) and float(enc.frequencies().magnitude) != 1:
+    if cancelled and float(enc.frequencies().magnitude) != 1:
         return "the model normalises away what it multiplies cosines and sines by"
-    factor = max((getattr(t, "factor", 1.0) for t in getattr(enc, "transforms", ())), default=1.0)
+    factor = max((getattr(t, "factor", 1.0) for t in enc.transforms), default=1.0)
     longest = max(int(host.source.config.max_position_embeddings), host.training.original)
-    unit = host.main.unit(host.training.tokens)
+    unit = host.rope.unit(host.training.tokens)
     tokens = length or (round(unit * factor) if factor > 1 else longest)
-    return plain_settings(host.source, host.layer_type, main, enc, host.training.original, tokens)
+    return plain_settings(host, enc, tokens)
 
 
 def _set(model: Any, host: Host, settings: Settings) -> None:
@@ -461,7 +446,7 @@ def _set(model: Any, host: Host, settings: Settings) -> None:
 
 def _hook(new: Any, host: Host, adaptation: Adaptation, wanted: Mapping[int, Encoding]) -> None:
     """Put the encodings ``wanted``, by layer, into a model. ValueError: hooks cannot reach it."""
-    if host.main.latent:
+    if host.rope.latent:
         raise ValueError(
             "latent attention (MLA) rotates a part of each key only, and transformers' attention "
             "interface does not see which"
@@ -504,7 +489,7 @@ def _encodings(
     built: dict[str, list[Encoding]] = {}
     encodings: dict[int, Encoding] = {}
     for index in chosen:
-        rope = host.layers[index].rope or host.main
+        rope = host.layers[index].rope or host.rope
         key = rope.model_dump_json()
         if key not in built and spec is None:
             built[key] = [_own(rope)]

@@ -6,7 +6,7 @@ import math
 import operator
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pe.pretrained import families
 from pe.pretrained.advice import advise
@@ -18,6 +18,29 @@ from pe.pretrained.read import Source, read
 from pe.pretrained.report import Explanation, Frequency, kinds_of
 from pe.pretrained.rope import Rope, turns
 from pe.pretrained.settings import Settings, settings_for
+
+
+class Host(NamedTuple):
+    """What a configuration says about positions."""
+
+    source: Source
+    layers: list[Layer]
+    main: Layer
+    """The rotating layer that sees furthest."""
+    rope: Rope
+    """How it rotates."""
+    layer_type: str | None
+    """The key of its settings, where each layer type has a block."""
+    training: TrainingLength
+
+
+def host_of(source: Source) -> Host:
+    """Read a configuration. ValueError: no layer rotates, or it cannot be computed with."""
+    layers = read_layers(source.config)
+    main = _main_layer(source, layers)
+    assert main.rope is not None
+    training = training_length(source.config, source.raw, main.rope)
+    return Host(source, layers, main, main.rope, _layer_type(source, main), training)
 
 
 def explain(path_or_model: str | Path | Any, length: int | None = None) -> Explanation:
@@ -36,34 +59,30 @@ def explain(path_or_model: str | Path | Any, length: int | None = None) -> Expla
     """
     source = read(path_or_model)
     try:
-        layers = read_layers(source.config)
-        main = main_layer(source, layers)
-        assert main.rope is not None
-        training = training_length(source.config, source.raw, main.rope)
-        main.rope.spectrum(training.tokens)  # refuses settings that cannot be computed with
+        host = host_of(source)
+        host.rope.spectrum(host.training.tokens)  # refuses settings that cannot be computed with
     except ValueError as error:
         raise ValueError(f"{source.name}: {error}") from error
-    now = main.rope
+    layers, main, now, training = host.layers, host.main, host.rope, host.training
     if length is not None:
         length = longer(now, training, length)
     tokens = length or 4 * training.tokens
     methods = list_methods(now, training.tokens, tokens)
     if main.reach is not None and main.reach <= training.tokens:
         methods = [_as_it_is_in_a_window(methods[0])]
-    layer_type = main_layer_type(source, main)
     settings: dict[str, Settings] = {}
     without: dict[str, str] = {}
     for method in methods:
         if method.name in ("as_it_is", "window"):
             continue
-        result = settings_for(source, method, layer_type, tokens)
+        result = settings_for(source, method, host.layer_type, tokens)
         if isinstance(result, Settings):
             settings[method.name] = result
         else:
             without[method.name] = result
     return Explanation(
         name=source.name, model_type=source.config.model_type, kinds=kinds_of(layers), main=now,
-        layer_type=layer_type, reach=main.reach, training=training,
+        layer_type=host.layer_type, reach=main.reach, training=training,
         frequencies=_frequencies(now, min(main.reach or training.tokens, training.tokens)),
         length=tokens, asked=length is not None,
         methods=tuple(methods),
@@ -98,7 +117,7 @@ def longer(now: Rope, training: TrainingLength, length: Any) -> int:
     raise ValueError(f"{why}; ask for more, or leave it out")
 
 
-def main_layer(source: Source, layers: Sequence[Layer]) -> Layer:
+def _main_layer(source: Source, layers: Sequence[Layer]) -> Layer:
     """Return the rotating layer that sees furthest, the first of several."""
     rotating = [layer for layer in layers if layer.rope is not None]
     if not rotating:
@@ -118,7 +137,7 @@ def main_layer(source: Source, layers: Sequence[Layer]) -> Layer:
     return max(rotating, key=lambda layer: math.inf if layer.reach is None else layer.reach)
 
 
-def main_layer_type(source: Source, main: Layer) -> str | None:
+def _layer_type(source: Source, main: Layer) -> str | None:
     """Return the key of the main layers' block where each layer type has its block."""
     keys = nested_keys(source.config)
     if not keys or main.rope is None:

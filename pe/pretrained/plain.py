@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from pe.encodings import Encoding, FrequencyTransform
+from pe.encodings import FrequencyTransform
 from pe.encodings.core.frequencies import base_frequencies
 from pe.encodings.dynamic_ntk import DynamicNTK
 from pe.encodings.llama3 import Llama3
@@ -15,23 +15,19 @@ from pe.encodings.ntk import NTK
 from pe.encodings.pi import PI
 from pe.encodings.rope import RoPE
 from pe.encodings.yarn import YaRN
+from pe.pretrained.explain import Host
 from pe.pretrained.methods import method, with_settings
-from pe.pretrained.read import Source
 from pe.pretrained.rope import PAPERS, Rope
 from pe.pretrained.settings import Settings, settings_for
 
 
-def plain_settings(
-    source: Source, layer_type: str | None, now: Rope, enc: Encoding, trained: int, length: int
-) -> Settings | str:
+def plain_settings(host: Host, enc: RoPE, length: int) -> Settings | str:
     """Return settings of transformers for the frequencies of ``enc``, or why there are none.
 
     Args:
-        now: the settings that the layers have. trained: tokens in training, before any scaling.
-        length: tokens to be read.
+        host: the model that gets them, in its main layers. length: tokens to be read.
     """
-    if not isinstance(enc, RoPE) or type(enc) is not RoPE:
-        return "it does more than change the frequencies of a rotation"
+    now, trained = host.rope, host.training.original
     if now.kind == "proportional" or (enc.layout, enc.rotary_dim) != (now.layout, now.width):
         return "it rotates other channels"
     candidates = _ropes(enc, now, trained)
@@ -41,7 +37,7 @@ def plain_settings(
             rope.kind, rope.kind, PAPERS[rope.kind], now=now, trained=trained, length=length,
             rope=rope, short_texts="",
         )  # fmt: skip
-        result = settings_for(source, wanted, layer_type, length)
+        result = settings_for(host.source, wanted, host.layer_type, length)
         if isinstance(result, Settings):
             return result
         reason = result
