@@ -106,7 +106,8 @@ def test_doubts_are_found_in_the_records(copied: Outcome) -> None:
 
 def test_the_figure_has_a_line_for_each_encoding_and_names_missing_ones(copied: Outcome) -> None:
     text = svg(by_encoding({pe: copied.records.get(pe) for pe in copied.planned}))
-    for word in ("NoPE", "RoPE", "ALiBi", "not run", "best trivial strategy", "right tokens"):
+    lines = ("best trivial strategy, tokens", "right tokens")
+    for word in ("NoPE", "RoPE", "ALiBi", "not run", *lines):
         assert f">{word}<" in text
     assert ">nothing is on record yet<" in svg(by_encoding({"nope": None}))
 
@@ -117,7 +118,7 @@ def test_numbers_in_prose_are_those_of_records_or_say_that_there_are_none(copied
     mean = summary.mean(summary.by_seed(record, "ood", summary.exact))
     assert mean is not None
     text = book_tasks.written("copy/alibi.ood-exact", values)
-    assert text == f"{100 * mean.mean:.3g}%"
+    assert text == f"{100 * mean.value:.3g}%"
     assert book_tasks.written("copy/alibi.id-solved", values) == "8 of 8"
     assert book_tasks.written("copy@items=7/alibi.id-token", values) == "(not run)"
     with pytest.raises(ValueError, match="expected TASK/ENCODING"):
@@ -131,7 +132,7 @@ def test_prose_and_tables_have_the_models_of_one_study(core: dict[str, Outcome])
     record = core["copy"].records["rope"]
     mean = summary.mean(summary.by_seed(record, "ood", summary.exact))
     assert mean is not None
-    assert book_tasks.written("copy/rope.ood-exact", values) == f"{100 * mean.mean:.3g}%"
+    assert book_tasks.written("copy/rope.ood-exact", values) == f"{100 * mean.value:.3g}%"
     assert Values(ROOT / "runs")("tasks:copy/rope.ood-exact").where.startswith("tasks-longer/")
 
 

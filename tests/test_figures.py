@@ -280,3 +280,15 @@ def test_a_legend_is_never_wider_than_its_figure() -> None:
     legend(figure, lines)
     (box,) = figure.legends
     assert box.get_window_extent().width <= figure.bbox.width
+
+
+def test_positions_of_windows_of_different_lengths_are_not_averaged(tmp_path: Path) -> None:
+    """A seed whose loss is no number at the longest length has positions of a shorter one."""
+    seeds = [book_records.write(tmp_path, "rope", seed) for seed in range(2)]
+    (whole,) = figures.loss_by_position(seeds).axes
+    assert [patch.get_label() for patch in whole.patches] == ["RoPE"]
+    evaluation = seeds[1].evaluation() or {}
+    evaluation["loss_by_position"] = {"length": 4, "edges": [0, 1, 2, 3, 4], "nll": [9.0] * 4}
+    seeds[1].write_evaluation(evaluation)
+    (none,) = figures.loss_by_position(seeds).axes
+    assert not none.patches

@@ -138,7 +138,7 @@ def test_a_mix_replaces_its_share_and_leaves_the_other_windows_alone(
 def test_what_does_not_fit_is_refused(tokenizer: Any, split: Split) -> None:
     with pytest.raises(ValueError, match="context_length is 20; retrieval texts need"):
         NeedleMix(Batches(split, 20, 2, seed=0), 0.5, tokenizer, ())
-    with pytest.raises(ValueError, match="no test document has 9,999 tokens"):
+    with pytest.raises(ValueError, match="no document has 9,999 tokens"):
         prompts(NeedleText("passkey", tokenizer), split, 9999, 11)
     pairs = PreTrainedTokenizerFast(tokenizer_object=_pairs_of_digits())
     with pytest.raises(ValueError, match="makes each digit one token"):

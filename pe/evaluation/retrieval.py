@@ -57,8 +57,8 @@ def prompts(
     documents = np.flatnonzero(split.lengths >= length)
     if not len(documents):
         raise ValueError(
-            f"no test document has {length:,} tokens; use a corpus with longer documents or "
-            "shorter evaluation_lengths"
+            f"no document has {length:,} tokens; use a corpus with longer documents or shorter "
+            "evaluation_lengths"
         )
     earlier = text.task.earlier
     if seed is None:

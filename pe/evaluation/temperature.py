@@ -21,7 +21,7 @@ from pe.evaluation.scorer import NOT_FINITE, Scorer
 BOUNDS = (-0.5, 1.5)
 """The range of c."""
 TRIALS = 14
-"""The most values of c that are tried."""
+"""The most values of c that are tried besides 0."""
 WINDOWS = 16
 """The number of windows of validation text on which c is fitted."""
 

@@ -7,6 +7,7 @@ training.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.cm import ScalarMappable
@@ -88,7 +89,10 @@ def by_length(row: Row, tasks: Sequence[str]) -> Figure:
     figure = Figure(figsize=(6.2, 3.4), layout="constrained")
     axes = figure.add_subplot()
     for place, task in enumerate(tasks, 1):  # the first colour is grey
-        look = {"color": COLOURS[place % len(COLOURS)], "marker": MARKERS[place % len(MARKERS)]}
+        look: dict[str, Any] = {
+            "color": COLOURS[place % len(COLOURS)],
+            "marker": MARKERS[place % len(MARKERS)],
+        }
         cells = [measure(row, f"{task}@{name}") for name in names]
         y = np.array(numbers(cell.value for cell in cells))
         ends = [cell.interval or Interval(np.nan, np.nan, np.nan, 0) for cell in cells]

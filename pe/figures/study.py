@@ -286,11 +286,16 @@ def by_position(rows: Sequence[Row], highlight: str | None = None) -> Figure:
     """Draw the mean loss of the token at each position of the longest windows, in bins."""
 
     def curve(row: Row) -> tuple[np.ndarray, np.ndarray]:
-        """Return edges of the bins and mean losses over seeds; of length 0 without a record."""
+        """Return edges of the bins and mean losses over seeds.
+
+        Both are empty if a seed has no record, or has one of another length than the others.
+        """
         records = [(run.evaluation() or {}).get("loss_by_position") for run in row.runs]
-        each = [numbers(one["nll"]) for one in records if one]
-        edges: list[float] = next((one["edges"] for one in records if one), [])
-        return np.asarray(edges, dtype=float), np.mean(each, axis=0) if each else np.zeros(0)
+        edges = [one["edges"] if one else [] for one in records]
+        if edges.count(edges[0]) < len(edges) or not edges[0]:
+            return np.zeros(0), np.zeros(0)
+        losses = np.mean([numbers(one["nll"]) for one in records if one], axis=0)
+        return np.asarray(edges[0], dtype=float), losses
 
     def draw(axes: Axes, row: Row, look: dict[str, Any]) -> None:
         edges, losses = curve(row)

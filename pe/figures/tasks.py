@@ -17,6 +17,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from pe.figures.axes import CUT, GUESS, WHOLE, legend, mark, numbers
 from pe.figures.style import FAINT, INK, SEQUENTIAL, colour, marker, style
+from pe.results.intervals import Interval
 from pe.results.quantities import label
 from pe.runs.models import TaskRecord
 from pe.tasks.core.registry import task
@@ -35,17 +36,17 @@ def _empty() -> Figure:
 def _band(
     axes: Axes,
     x: Sequence[float],
-    values: Sequence[summary.Value | None],
+    values: Sequence[Interval | None],
     pe: str,
     dots: bool,
 ) -> None:
     """Draw the means of an encoding as a line and their intervals as a band."""
     ink = colour(pe)
-    means = numbers([value and value.mean for value in values])
+    means = numbers(None if one is None else one.value for one in values)
     every = None if dots else 0.1  # colours repeat, so a line without any marker has no name
     axes.plot(x, means, color=ink, label=label(pe), marker=marker(pe), markevery=every)
-    low = numbers([value and value.low for value in values])
-    high = numbers([value and value.high for value in values])
+    low = numbers(None if one is None else one.low for one in values)
+    high = numbers(None if one is None else one.high for one in values)
     axes.fill_between(x, low, high, color=ink, alpha=0.16, linewidth=0)
 
 
@@ -288,7 +289,7 @@ def _line_of(axes: Axes, line: int, pe: str, record: TaskRecord | None, split: s
     axes.plot(ends, [line, line], color=ink, linewidth=3, alpha=0.35, solid_capstyle="butt")
     if whole != tokens:
         axes.plot(
-            of_tokens.mean, line, "D", markersize=4.5, markerfacecolor="none", markeredgecolor=ink,
+            of_tokens.value, line, "D", markersize=4.5, markerfacecolor="none", markeredgecolor=ink,
             linestyle="none", label="right tokens",
         )  # fmt: skip
-    axes.plot(mean.mean, line, marker(pe), color=ink)
+    axes.plot(mean.value, line, marker(pe), color=ink)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from pe import runs as records
 from pe.results import markdown, outcome, quantities
-from pe.results.rows import NO_DIFFERENCE, grouped
+from pe.results.rows import NO_EFFECT, grouped
 from pe.runs import Folder, Run, RunError
 from pe.study.devices import wait_for_device
 from pe.training.progress import duration
@@ -29,7 +29,7 @@ REFERENCE = "demo"
 """The study that is committed with the code."""
 
 # Fields in which runs may differ and still be drawn in one figure.
-_FREE = ("pe", "pe_options", "seed", *NO_DIFFERENCE)
+_FREE = ("pe", "pe_options", "seed", *NO_EFFECT)
 
 
 def shown(run: Folder) -> str:

@@ -140,7 +140,7 @@ def ceilings(found: Sequence[Row]) -> list[Row]:
     return [row for row in found if length(row.runs) > length(by_tokens[tokens(row)])]
 
 
-NO_DIFFERENCE = (
+NO_EFFECT = (
     "name", "checkpoint_every", "keep_steps", "keep_states", "log_every", "validate_every",
     "keep_best", "activation_checkpointing", "fsdp", "evaluation_lengths",
 )  # fmt: skip
@@ -152,7 +152,7 @@ def _setting(recipe: Mapping[str, Any]) -> dict[str, Any]:
     recipe = {
         key: value
         for key, value in recipe.items()
-        if key not in (*NO_DIFFERENCE, "seed")
+        if key not in (*NO_EFFECT, "seed")
         and not (key in NEW_FIELD_DEFAULTS and value == NEW_FIELD_DEFAULTS[key])
     }
     if recipe.get("start_from"):  # of another seed, another run of the same encoding

@@ -204,7 +204,7 @@ def command(experiment: Experiment, pe: str, study: str) -> str:
         "pe": pe,
         "study": study,
         "seeds": ",".join(map(str, experiment.seeds)),
-        "learning_rates": ",".join(f"{rate:g}" for rate in experiment.learning_rates),
+        "learning_rates": ",".join(map(str, experiment.learning_rates)),
         "task_options": dict(experiment.task_options),
         "overrides": experiment.settings.model_dump(mode="json")
         | experiment.model_dump(include={"examples", "validation", "each_length"}),

@@ -7,7 +7,6 @@ seeds; for shares, tables cut them to 0 and 1. One seed has no interval.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 from pe.results.intervals import Interval, mean_interval
 from pe.results.markdown import pipe
@@ -34,30 +33,15 @@ def loss(answers: TaskAnswers) -> float | None:
     return answers.loss
 
 
-class Value(NamedTuple):
-    """A mean over seeds."""
+def mean(values: Sequence[float | None]) -> Interval | None:
+    """Return mean and interval; None if a value is missing or there is none.
 
-    mean: float
-    interval: Interval | None
-    """Student's 95% interval; None for one seed."""
-
-    @property
-    def low(self) -> float:
-        """Lower end; the mean where there is no interval."""
-        return self.interval.low if self.interval else self.mean
-
-    @property
-    def high(self) -> float:
-        """Upper end; the mean where there is no interval."""
-        return self.interval.high if self.interval else self.mean
-
-
-def mean(values: Sequence[float | None]) -> Value | None:
-    """Return mean and interval; None if a value is missing or there is none."""
+    The interval of one seed, whose ``n`` is 1, is the value alone.
+    """
     known = [value for value in values if value is not None]
     if len(known) < len(values) or not known:
         return None
-    return Value(sum(known) / len(known), mean_interval(known) if len(known) > 1 else None)
+    return mean_interval(known) if len(known) > 1 else Interval(known[0], known[0], known[0], 1)
 
 
 def at_rate(record: TaskRecord, rate: float | None = None) -> list[TaskModel]:
@@ -90,24 +74,24 @@ def title(split: str) -> str:
     return f"{name}, {kind}" if kind else name
 
 
-def share(value: Value | None) -> str:
+def share(value: Interval | None) -> str:
     """Write mean and interval in percent: ``97.3 (95.1–99.5)``."""
     if value is None:
         return "no such positions"
-    text = f"{100 * value.mean:.1f}"
-    if value.interval is None:
+    text = f"{100 * value.value:.1f}"
+    if value.n == 1:
         return text
     low, high = (100 * min(1.0, max(0.0, end)) for end in (value.low, value.high))
     return f"{text} ({low:.1f}–{high:.1f})"
 
 
-def nats(value: Value | None) -> str:
+def nats(value: Interval | None) -> str:
     """Write mean and interval of a loss: ``0.123 (0.100–0.146)``."""
     if value is None:
         return "–"
-    if value.interval is None:
-        return f"{value.mean:.3f}"
-    return f"{value.mean:.3f} ({max(0.0, value.low):.3f}–{value.high:.3f})"
+    if value.n == 1:
+        return f"{value.value:.3f}"
+    return f"{value.value:.3f} ({max(0.0, value.low):.3f}–{value.high:.3f})"
 
 
 def table(records: Sequence[TaskRecord]) -> str:

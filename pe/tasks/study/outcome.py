@@ -260,7 +260,7 @@ def of_encodings(results: Sequence[Outcome], own: Sequence[str], beside: Sequenc
             means = [
                 summary.mean(summary.by_seed(record, split, summary.exact)) for split in one.splits
             ]
-            shares = ["–" if value is None else f"{100 * value.mean:.0f}" for value in means]
+            shares = ["–" if value is None else f"{100 * value.value:.0f}" for value in means]
             counts = [summary.solved(record, split) for split in one.splits]
             solved = ["–" if count is None else str(count) for count in counts]
             line += [f"{shares[0]} → {'/'.join(shares[1:])}"]
