@@ -232,10 +232,13 @@ def test_a_kill_while_the_best_weights_are_replaced_leaves_whole_ones_or_none(
             raise KeyboardInterrupt
         usual(path, ignore_errors=ignore_errors)
 
-    with monkeypatch.context() as patch:
-        patch.setattr("pe.training.checkpoint.shutil.rmtree", killed)
-        with pytest.raises(KeyboardInterrupt):
-            train(run, quiet=True)
+    for _ in range(2):  # while it is replaced, and while one that will be repeated is removed
+        with monkeypatch.context() as patch:
+            patch.setattr("pe.training.checkpoint.shutil.rmtree", killed)
+            with pytest.raises(KeyboardInterrupt):
+                train(run, quiet=True)
+        killed_after(run, 2)  # from the checkpoint of step 15 to step 17
+        assert read_state(run.best).step == 16
     train(run, quiet=True)
     assert run.read()["training"]["best"] == {"step": 16, "validation_loss": 2.0}
     assert read_state(run.best).step == 16

@@ -110,11 +110,10 @@ def keep_weights(
 @contextlib.contextmanager
 def _folder(accelerator: Accelerator, final: Path, state: TrainState) -> Iterator[Path]:
     """Give the block an empty folder to fill; then flush it to disk and rename it ``final``."""
-    temporary, old = (final.with_name(f".{final.name}.{end}") for end in ("partial", "old"))
+    temporary = final.with_name(f".{final.name}.partial")
     with writing_weights(final), _removed_on_error(temporary, accelerator.is_main_process):
         if accelerator.is_main_process:
-            for leftover in (temporary, old):
-                shutil.rmtree(leftover, ignore_errors=True)
+            shutil.rmtree(temporary, ignore_errors=True)
             temporary.mkdir(parents=True)
         accelerator.wait_for_everyone()
         yield temporary
@@ -125,10 +124,8 @@ def _folder(accelerator: Accelerator, final: Path, state: TrainState) -> Iterato
                 if path.is_file():
                     with open(path, "rb+") as file:
                         os.fsync(file.fileno())
-            if final.exists():  # renamed first, so that a crash does not leave half of it
-                os.rename(final, old)
+            discard(final)
             os.rename(temporary, final)
-            shutil.rmtree(old, ignore_errors=True)
         accelerator.wait_for_everyone()
 
 
@@ -175,11 +172,22 @@ def keep_saved(directory: Path, steps: Sequence[int]) -> None:
                 os.rename(temporary, final)
 
 
+def discard(folder: Path) -> None:
+    """Remove a folder of weights, if it exists.
+
+    It is renamed first, so that a crash while it is removed does not leave half of it.
+    """
+    if folder.exists():
+        hidden = folder.with_name(f".{folder.name}.old")
+        shutil.rmtree(hidden, ignore_errors=True)
+        os.rename(folder, hidden)
+        shutil.rmtree(hidden)
+
+
 def _prune(directory: Path) -> None:
     """Remove all but the last `KEEP` checkpoints, and unfinished ones that crashes have left."""
     for old in checkpoints(directory)[:-KEEP]:
-        # Renamed first, so that a crash while it is removed does not leave half a checkpoint.
-        os.rename(old, old.with_name(f".{old.name}.partial"))
+        discard(old)
     for leftover in directory.glob(".step-*"):
         shutil.rmtree(leftover)
 

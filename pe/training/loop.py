@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import datetime
 import functools
-import shutil
 import time
 import warnings
 from collections.abc import Mapping
@@ -458,7 +457,7 @@ class Trainer:
         self.metrics.start_at(state.step, lines)
         if self.main:
             if self._best() is None:  # best/ is empty, or from a step that will be repeated
-                shutil.rmtree(self.run.best, ignore_errors=True)
+                checkpoint.discard(self.run.best)
             due = (*self.recipe.keep_steps, *self.recipe.keep_states)
             checkpoint.keep_saved(self.folder, [step for step in due if step <= state.step])
             self.run.begin_session(state.step)
