@@ -68,7 +68,7 @@ def test_parameters_that_fit_nothing_are_refused(own_runs: Path) -> None:
         ({"encodings": "rpoe"}, "unknown encoding 'rpoe' \\(did you mean 'rope'"),
         ({"lengths": "1k"}, "lengths: expected whole numbers with commas between, got '1k'"),
         ({"lengths": "100", "tokens": 256}, "256 tokens do not divide into windows of 100"),
-        ({"name": "a/b"}, "study names a folder"),
+        ({"name": "a/b"}, "name names a folder"),
         ({"peers": "vllm"}, "unknown peer 'vllm'"),
         ({"minutes": -1.0}, "minutes: expected more than 0, got -1.0"),
     ):
