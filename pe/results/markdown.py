@@ -108,6 +108,8 @@ def _cell(row: Row, name: str, verdicts: bool) -> str:
     That is a word, or else, of a share of prompts, the other share.
     """
     text, where = write(measure(row, name), name, "<br>"), quantities.at(name)
+    if verdicts and text == GUESSING:  # which says enough, and is too long for a column
+        return "worse than<br>guessing"
     if verdicts:
         word = beside_cutting(row, name, "<br>")
         return f"{text}<br>{word}" if word else text
