@@ -37,7 +37,7 @@ from pe.recipes.recipe import Count
 from pe.runs import RunBusy
 from pe.study.devices import visible_gpus
 from pe.study.pace import Deadline, Slowest
-from pe.study.reading import AnyStudy, Distinct, FolderName, YamlPart, read_study
+from pe.study.reading import AnyStudy, Distinct, FolderName, Mistakes, YamlPart, read_study
 from pe.training.processes import stop_with_parent
 
 PARAMETERS = [
@@ -119,17 +119,14 @@ def planned(study: PretrainedStudy, model: str, steps: int) -> list[PretrainedRu
         ValueError: as `configured`, or two trials are the same; one line per mistake.
     """
     runs: list[PretrainedRun] = []
-    mistakes = []
+    mistakes = Mistakes()
     for number, trial in enumerate(study.runs):
-        try:
+        with mistakes.at(f"runs[{number}], {trial.pe}"):
             run = configured(study, trial, model, steps if trial.trained else 0)
             if run.directory in (other.directory for other in runs):
                 raise ValueError("an earlier run has the same settings")
             runs.append(run)
-        except ValueError as error:
-            mistakes.append(f"runs[{number}], {trial.pe}: {error}")
-    if mistakes:
-        raise ValueError("\n".join(mistakes))
+    mistakes.refuse()
     return runs
 
 

@@ -15,7 +15,7 @@ from pe.recipes.recipe import Recipe
 from pe.runs.parameters import refuse_strange_study
 from pe.study.file import RunEntry, StartEntry, StudyFile, is_share, steps_of
 from pe.study.planned import Planned
-from pe.study.reading import mistakes_in, read_study, study_file
+from pe.study.reading import Mistakes, mistakes_in, read_study, study_file
 from pe.study.zero_shot import ZeroShot
 from pe.training import processes
 from pe.training.check import check_run
@@ -118,7 +118,7 @@ class _Seed:
 
     def plan(self, check: bool) -> list[Planned]:
         """Return all runs; a zero-shot task comes after the run that it extends."""
-        mistakes: list[str] = []
+        mistakes = Mistakes()
         broken: set[str] = set()
         for label, entry in self._entries(mistakes):
             if entry.seeds is not None and self.seed not in entry.seeds:
@@ -145,7 +145,7 @@ class _Seed:
             if names.index(p.name) != plan.index(p)
         ]
         if self.file.zero_shot and self.file.zero_shot.run not in broken:
-            try:
+            with mistakes.at("zero_shot"):
                 task = self._zero_shot(self.file.zero_shot)
                 if check:
                     _check_extension(task)
@@ -154,16 +154,13 @@ class _Seed:
                 ready = [p for p in plan if p not in waiting]
                 waiting = [dataclasses.replace(p, parent=task.key) for p in waiting]
                 plan = [*ready, task, *waiting] if of_this else [task, *ready, *waiting]
-            except ValueError as error:
-                mistakes.append(f"zero_shot: {error}")
         mistakes += [
             f"runs.{p.label}: long_factor: searched for by no zero_shot part of this study; "
             "expected one of the run that this one starts from, with longrope and its factor"
             for p in plan
             if takes_searched_factors(p.recipe) and not self._searched(p.recipe, plan)
         ]
-        if mistakes:
-            raise ValueError("\n".join(mistakes))
+        mistakes.refuse()
         return plan
 
     def _searched(self, recipe: Recipe, plan: Sequence[Planned]) -> bool:
@@ -178,13 +175,11 @@ class _Seed:
             for task in plan
         )
 
-    def _entries(self, mistakes: list[str]) -> Iterator[tuple[str, RunEntry]]:
+    def _entries(self, mistakes: Mistakes) -> Iterator[tuple[str, RunEntry]]:
         """Return the runs of the file, one for each rate of a sweep."""
         for label, entry in self.file.runs.items():
-            try:
+            with mistakes.at(f"runs.{label}"):
                 yield from entry.sweep(label, self.file.rates)
-            except ValueError as error:
-                mistakes.append(f"runs.{label}: {error}")
 
     def _run(self, label: str, entry: RunEntry) -> list[Planned]:
         """Add a run and its branches."""

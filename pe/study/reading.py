@@ -138,3 +138,20 @@ def mistakes_in(place: Path | str) -> Iterator[None]:
         mistakes = explain(error, "key") if isinstance(error, ValidationError) else [str(error)]
         lines = "\n".join(mistakes).split("\n")
         raise ValueError("\n".join(f"{place}: {line}" for line in lines)) from error
+
+
+class Mistakes(list[str]):
+    """Mistakes of a plan, one line each, which are raised together."""
+
+    @contextmanager
+    def at(self, place: str) -> Iterator[None]:
+        """Note a ValueError with its place, and go on after the block."""
+        try:
+            yield
+        except ValueError as error:
+            self.append(f"{place}: {error}")
+
+    def refuse(self) -> None:
+        """Raise ValueError if there are any."""
+        if self:
+            raise ValueError("\n".join(self))

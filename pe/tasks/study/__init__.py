@@ -26,7 +26,15 @@ from pe._errors import StudyFailed
 from pe.runs import RunBusy, root
 from pe.study.devices import visible_gpus
 from pe.study.pace import Deadline, Slowest
-from pe.study.reading import AnyStudy, Distinct, FolderName, YamlPart, mistakes_in, read_study
+from pe.study.reading import (
+    AnyStudy,
+    Distinct,
+    FolderName,
+    Mistakes,
+    YamlPart,
+    mistakes_in,
+    read_study,
+)
 from pe.tasks.measure.record import Experiment, Settings, TaskRun, task_run
 
 Encodings = Annotated[list[str], Field(min_length=1), Distinct]
@@ -144,15 +152,12 @@ def jobs(study: TaskStudy, first: int = 0, *, check: bool = False) -> list[Job]:
         for one in study.tasks[first:] + study.tasks[:first]
         for pe in one.encodings or study.encodings
     ]
-    mistakes = []
+    mistakes = Mistakes()
     for job in todo if check else ():
-        try:
+        with mistakes.at(f"{job.experiment.task}, {job.pe}"):
             job.experiment.check(job.pe)
             job.run.check_source(job.pe)
-        except ValueError as error:
-            mistakes.append(f"{job.experiment.task}, {job.pe}: {error}")
-    if mistakes:
-        raise ValueError("\n".join(mistakes))
+    mistakes.refuse()
     return todo
 
 
