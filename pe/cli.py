@@ -272,7 +272,8 @@ def speed(
 
     Defaults depend on the machine. The record, runs/speed/NAME/speed.json, is written after each
     measurement, and the most informative ones come first. The same command resumes an unfinished
-    record. x-transformers is measured if it is installed.
+    record, and one that names further encodings adds them. x-transformers is measured if it is
+    installed.
     """
     from pe.notebooks.parameters import configure_speed
     from pe.speed import rig

@@ -207,3 +207,10 @@ def test_the_command_measures_prints_and_resumes(
         for system in ("nope", "rope", "transformers/rope")
         for mode in ("train", "small")
     }
+
+    words[words.index("rope")] = "rope,alibi"
+    assert command([*words, "--peers", "transformers/rope"]) == 0
+    more = json.loads(file.read_text())
+    assert more["cells"][: len(again["cells"])] == again["cells"]
+    assert {r["system"] for r in more["cells"] if r["session"] == 2} == {"nope", "alibi"}
+    assert set(more["settings"]["systems"]) == {"nope", "rope", "alibi", "transformers/rope"}

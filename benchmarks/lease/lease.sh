@@ -12,7 +12,7 @@ if [ "$1" = pack ] || [ "$1" = pack-tasks ] || [ "$1" = pack-pretrained ]; then
   mkdir -p "$LEASE/whl"
   rm -f "$LEASE/records.tgz" # of an earlier pack
   cp benchmarks/lease/*.py benchmarks/lease/lease.sh "$LEASE/"
-  git archive --format=tar.gz -o "$LEASE/code.tar.gz" HEAD pe studies ':(glob)benchmarks/*.py'
+  git archive --format=tar.gz -o "$LEASE/code.tar.gz" HEAD pe studies ':(glob)benchmarks/*.py' benchmarks/speed
   git rev-parse HEAD >"$LEASE/commit"
   echo "$STUDY" >"$LEASE/study"
   [ "$1" = pack ] && (set -f; $PYTHON "$LEASE/runner.py" --dry-run $STUDY) # an unknown run is found here, not there
@@ -79,16 +79,20 @@ pretrained) # all parts are in $WORK/parts; TRIALS, MORE; MINI=--mini to rehears
   setsid nohup $PYTHON -m pe.pretrained.study "${TRIALS:-smollm2}" $MINI \
     --model "$(ls -d "$WORK"/models/*)" $(cat "$WORK/arguments") $MORE \
     >"$WORK/pretrained.log" 2>&1 & echo $! >"$WORK/pretrained.pid" ;;
+speed) # MORE: options of pe speed; a record that travelled with the tree is continued
+  mkdir -p "$WORK/tree/runs" && cp -r "$FROM/runs/speed" "$WORK/tree/runs/" || exit 1
+  setsid nohup $PYTHON -c 'from pe.cli import main; main()' speed $MORE \
+    >"$WORK/speed.log" 2>&1 & echo $! >"$WORK/speed.pid" ;;
 scaling) # MORE: options of scaling.py, whose record goes to $OUT as it grows
   $PYTHON "$WORK/code/benchmarks/scaling.py" --out "$OUT/scaling.json" $MORE 2>&1 | tee "$OUT/scaling.log" ;;
 compiled) # what the compilers made, in files of 15 MB, for the next lease of such a machine
   tar -czf - -C "$WORK" $(cd "$WORK" && ls -d inductor triton 2>/dev/null) | split -b 15000000 - "$OUT/compiled-"
   ls -l "$OUT"/compiled-* ;;
-wait) # $2 seconds at most for $3, runner, tasks or pretrained; records go to $OUT every half minute, so that none is lost
+wait) # $2 seconds at most for $3, runner, tasks, speed or pretrained; records go to $OUT every half minute, so that none is lost
   end=$((SECONDS + $2)) what=${3:-runner}
   while :; do
     tar -czf "$WORK/records.tgz" $NO_WEIGHTS -C "$WORK/tree" runs -C "$WORK" \
-      $(cd "$WORK" && ls runner.log tasks.log pretrained.log warm.log 2>/dev/null) 2>/dev/null
+      $(cd "$WORK" && ls runner.log tasks.log pretrained.log speed.log warm.log 2>/dev/null) 2>/dev/null
     cp "$WORK/records.tgz" "$OUT/.new" && mv "$OUT/.new" "$OUT/records.tgz"
     grep -q 'the end$' "$WORK/$what.log" && break
     kill -0 "$(cat "$WORK/$what.pid")" 2>/dev/null || break

@@ -36,12 +36,15 @@ def measure(
 ) -> dict[str, Any]:
     """Measure the cells that are not in the record yet, and return the record.
 
+    An earlier record may have fewer systems: the others are added to it.
+
     Args:
         minutes: no cell begins after this time; 0: no limit.
         on_row: called with each row and the record so far.
 
     Raises:
-        RunError: the earlier record has other settings or comes from another machine.
+        RunError: the earlier record has other settings or further systems, or is from another
+            machine.
     """
     from pe import devices
 
@@ -82,7 +85,9 @@ def _begun(run: SpeedRun, chosen: Settings) -> dict[str, Any]:
     start = run.read()
     began = Settings.model_validate(start["settings"]).model_dump()
     differ = [k for k, v in chosen.model_dump().items() if began[k] != v]
-    if differ:
+    if differ == ["systems"] and set(began["systems"]) <= set(chosen.systems):
+        start["settings"] = chosen.model_dump()  # the same measurements of more systems
+    elif differ:
         raise RunError(
             f"{run.study}/{run.name} was begun with other {', '.join(differ)}; go on with its own "
             "settings, or give this one another name"
