@@ -28,7 +28,10 @@ from pe.model import PEForCausalLM
 from pe.model.config import PEConfig
 
 CPU = torch.device("cpu")
-BIASED = ["alibi", "kerple_log", "kerple_power", "sandwich", "t5", "fire", "fox", "rope+alibi"]
+BIASED = [
+    "alibi", "kerple_log", "kerple_power", "sandwich", "t5", "fire", "fox", "rope+alibi",
+    "relative_content",
+]  # fmt: skip
 PLAIN = ["nope", "pope"]
 
 
@@ -57,7 +60,7 @@ def computed(
     direction = drawn(heads, length, width)
     out = pe.attend(enc, q, k, v, backend=backend, layer_input=x)
     named = {"q": q, "k": k, "v": v, **dict(enc.named_parameters())}
-    if "fox" in type(enc).__name__.lower():
+    if getattr(enc, "state_size", 0):
         named["x"] = x
     gradients = torch.autograd.grad(
         (out * direction).sum(), list(named.values()), allow_unused=True
@@ -228,7 +231,7 @@ def test_what_has_no_form_or_no_kernel_takes_another_path(
     assert kernel_form(made("alibi", 2, 2, 16), q, q, None, None, True, None) is None
 
 
-@pytest.mark.parametrize("spec", ["t5", "fox", "rope+kerple_log"])
+@pytest.mark.parametrize("spec", ["t5", "fox", "rope+kerple_log", "relative_content"])
 def test_a_model_on_kernels_has_the_loss_and_gradients_of_one_on_matrices(spec: str) -> None:
     found = []
     ids = torch.randint(0, 40, (2, 20), generator=torch.Generator().manual_seed(1))
@@ -271,7 +274,7 @@ def test_kernels_are_not_given_moved_or_masked_tokens(spec: str, inputs: dict[st
 
 
 @pytest.mark.parametrize(
-    ("kind", "reach"), [(0, 0), (1, 0), (2, 0), (2, 40), (3, 0), (5, 0), (6, 0)]
+    ("kind", "reach"), [(0, 0), (1, 0), (2, 0), (2, 40), (3, 0), (5, 0), (6, 0), (7, 40)]
 )
 def test_the_check_before_first_use_passes(
     kind: int, reach: int, monkeypatch: pytest.MonkeyPatch

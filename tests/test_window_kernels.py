@@ -139,6 +139,7 @@ def test_blocks_that_a_window_hides_are_not_read() -> None:
         (forms.TABLE, 0, True, False, True),
         (forms.LOGARITHM, 0, True, True, False),
         (forms.FIRE, 0, True, False, False),
+        (forms.ROWS, 40, True, True, True),
     ],
 )
 def test_every_kind_of_bias_goes_with_windows_and_sinks(
@@ -194,6 +195,7 @@ HIDDEN = {
         ("rope+window:5, pope+chunk:8", "documents"),
         ("fox+window:6", "left padding"),
         ("alibi+chunk:6+sink", "documents"),
+        ("relative_content+window:6", "left padding"),
     ],
 )
 def test_a_model_with_windows_on_kernels_is_the_one_with_masks(

@@ -12,9 +12,9 @@ the absence of any other encoding are Inkling's, as in transformers' code. Its n
 keys, its scale 1/d and its temperature belong to its layers and are not part of this encoding. D is
 the training length if that is less, because larger distances would not be trained.
 
-It learns d_rel (H hidden_size + D) numbers per layer with H heads. No kernel computes this bias; a
-large matrix is computed in blocks of query rows. It works at any position, but gives no order
-beyond D.
+It learns d_rel (H hidden_size + D) numbers per layer with H heads. Kernels read a_hm . p_r for all
+queries m and distances r < D, so memory grows with T D. It works at any position, but gives no
+order beyond D.
 """
 
 import torch
@@ -24,6 +24,7 @@ from torch.nn.functional import linear
 from pe.encodings.core.base import Encoding
 from pe.encodings.core.checks import at_least
 from pe.encodings.core.distance import at_least_float32, distances
+from pe.encodings.core.forms import Form, by_query
 from pe.encodings.core.registry import register
 
 REACH = 1024
@@ -86,15 +87,22 @@ class RelativeContent(Encoding):
     ) -> Tensor:
         """b, (B, H, Tq, Tk); float64 if the state is, otherwise float32."""
         self.refuse_misfit(q, k, q_positions)
+        by_distance = self._by_distance(q.shape[-2], state)
+        distance = distances(q_positions, k_positions)
+        distance = distance[None, None] if distance.dim() == 2 else distance[:, None]
+        near = distance.clamp(max=self.reach - 1).expand(*by_distance.shape[:-1], -1)
+        return by_distance.gather(-1, near).masked_fill(distance >= self.reach, 0.0)
+
+    def bias_form(self, length: int, device: torch.device, state: Tensor | None) -> Form:
+        return by_query(self._by_distance(length, state))
+
+    def _by_distance(self, length: int, state: Tensor | None) -> Tensor:
+        """a_hm . p_r for the last ``length`` tokens and all distances r < D, (B, H, length, D)."""
         if state is None:
             raise ValueError(
                 "relative_content computes its weights from the layer's input: pass layer_input to "
                 "pe.attend, or state=key_state(x) to bias"
             )
-        mixed = state[..., state.shape[-2] - q.shape[-2] :, :]
-        with torch.autocast(q.device.type, enabled=False):
-            by_distance = mixed @ self.profiles.to(mixed.dtype)  # (B, H, Tq, D)
-        distance = distances(q_positions, k_positions)
-        distance = distance[None, None] if distance.dim() == 2 else distance[:, None]
-        near = distance.clamp(max=self.reach - 1).expand(*by_distance.shape[:-1], -1)
-        return by_distance.gather(-1, near).masked_fill(distance >= self.reach, 0.0)
+        mixed = state[..., state.shape[-2] - length :, :]
+        with torch.autocast(state.device.type, enabled=False):
+            return mixed @ self.profiles.to(mixed.dtype)

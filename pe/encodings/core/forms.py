@@ -1,8 +1,8 @@
 """Bias specs: what a kernel needs to compute a bias block by block, without the whole matrix.
 
 An encoding returns a bias spec from `Encoding.bias_form` if its bias follows from one number per
-key (`by_key`), one per distance (`by_distance`), a logarithm or power of the distance, one vector
-per count of keys (CoPE), or FIRE's network. All numbers are float32 or float64, whatever the dtype
+key (`by_key`), one per distance (`by_distance`), one per query and distance (`by_query`), a
+logarithm or power of the distance, one vector per count of keys (CoPE), or FIRE's network. All numbers are float32 or float64, whatever the dtype
 of the queries.
 """
 
@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 LOG2E = 1.0 / math.log(2.0)
-NONE, KEYS, TABLE, FIRE, COUNTS, LOGARITHM, POWER = 0, 1, 2, 3, 4, 5, 6
+NONE, KEYS, TABLE, FIRE, COUNTS, LOGARITHM, POWER, ROWS = 0, 1, 2, 3, 4, 5, 6, 7
 """The kinds of bias. `pe.attention.kernels.flash.forward` describes them, `.cope` COUNTS."""
 CHUNK = 128
 """Number of keys whose values are stored relative to the same number, the longest block."""
@@ -56,6 +56,14 @@ def by_distance(table: Tensor, reach: int | None = None) -> Form:
     """b(m, n) = table[h, m - n] for a table (H, T); constant from distance ``reach`` on."""
     own = pad(table.float() * LOG2E, (PADDING, PADDING))
     return Form(TABLE, own, (), reach if reach is not None and reach < table.shape[-1] else 0)
+
+
+def by_query(rows: Tensor) -> Form:
+    """b(m, n) = rows[h, m, m - n] for rows (B, H, T, W); 0 from distance W on.
+
+    Memory grows with T W, and so with the length if W is fixed.
+    """
+    return Form(ROWS, (rows.float() * LOG2E).contiguous(), (), rows.shape[-1])
 
 
 def by_logarithm(strength: Tensor, steepness: Tensor) -> Form:
@@ -160,6 +168,9 @@ def matrix(form: Form, length: int, q: Tensor | None = None, k: Tensor | None = 
     if form.kind == TABLE:
         reached = distance.clamp(max=form.reach) if form.reach else distance
         return (form.own[:, PADDING:][:, reached] / LOG2E)[None]
+    if form.kind == ROWS:
+        near = distance.clamp(max=form.reach - 1).expand(*form.own.shape[:2], -1, -1)
+        return form.own.gather(-1, near).masked_fill(distance >= form.reach, 0.0) / LOG2E
     if form.kind in (LOGARITHM, POWER):
         first, second = form.own[..., None, None].unbind(1)
         far = distance.float()

@@ -3,7 +3,7 @@
     dv = P^T dO    dS = P (dO v^T - rowsum(dO o))    dq = scale dS k    dk = scale dS^T q
 
 Weights are recomputed from the logsumexp of the forward pass. The gradient of a bias is a sum of
-dS: over queries for KEYS, along diagonals for TABLE, weighted by the derivatives by the parameters
+dS: over queries for KEYS, along diagonals for TABLE, none at all for ROWS, weighted by the derivatives by the parameters
 for LOGARITHM and POWER, and over what f depends on for FIRE (the latter and that of TABLE are in
 `pe.attention.kernels.flash.learned`). Each row of dS sums to 0. So a term that all biases of a row
 have in common has no gradient.
@@ -29,7 +29,7 @@ from pe.attention.kernels.flash.forward import (
     sink_logits,
 )
 from pe.attention.kernels.flash.horizon import first_key, last_query
-from pe.attention.kernels.flash.kinds import FIRE, KEYS, LOGARITHM, POWER
+from pe.attention.kernels.flash.kinds import FIRE, KEYS, LOGARITHM, POWER, ROWS
 from pe.attention.kernels.flash.piecewise_linear import (
     line_of_log,
     line_of_share,
@@ -41,7 +41,7 @@ from pe.attention.kernels.flash.spans import first_keys, keys_of_queries, querie
 @triton.jit
 def visit_queries(
     b_dk, b_dv, b_dx, b_dy, b_k, b_v, b_aux, p_q, p_do, p_lse, p_sums, o_j, j0, start, stop, T, q_t,
-    g_t, scale, p_x, p_y, p_z, p_spans,
+    g_t, scale, p_x, p_y, p_z, p_spans, p_rows,
     KIND: tl.constexpr, REACH: tl.constexpr, SEGMENTED: tl.constexpr, E: tl.constexpr,
     D: tl.constexpr, BM: tl.constexpr, PRECISION: tl.constexpr, NEEDS_SUMS: tl.constexpr,
     IS_FAR: tl.constexpr, IS_EDGE: tl.constexpr, IS_DIAGONAL: tl.constexpr,
@@ -53,6 +53,7 @@ def visit_queries(
         b_k, b_v: the block of keys and values. b_aux: as in `add_bias`.
         p_q, p_do, p_lse, p_sums, p_x, p_y: already those of this head. q_t, g_t: strides by token
             of p_q and p_do.
+        p_rows: (T, REACH) float32, written for ROWS with NEEDS_SUMS: dS by query and distance.
         IS_FAR, IS_DIAGONAL: as in `add_bias`. IS_EDGE: some of these queries do not see some of the
             keys (`spans`).
     """
@@ -64,7 +65,7 @@ def visit_queries(
         b_lse = tl.load(p_lse + o_i, mask=m_i, other=float("inf"))  # makes weights beyond T 0
         b_s = tl.dot(b_k, tl.trans(b_q), input_precision=PRECISION) * scale
         b_s = add_bias(
-            b_s, o_i, o_j, i0, j0, b_aux, p_x, p_y, p_z, KIND, REACH, IS_FAR, IS_DIAGONAL,
+            b_s, o_i, o_j, i0, j0, T, b_aux, p_x, p_y, p_z, KIND, REACH, IS_FAR, IS_DIAGONAL,
             IS_TRANSPOSED=True,
         )  # fmt: skip
         b_p = tl.math.exp2(b_s - b_lse[None, :])
@@ -80,6 +81,10 @@ def visit_queries(
         b_ds = b_p * (b_dp - b_sums[None, :])
         if NEEDS_SUMS and KIND == KEYS:
             b_dx += tl.sum(b_ds, 1)
+        elif NEEDS_SUMS and KIND == ROWS and not IS_FAR:
+            away = o_i[None, :] - o_j[:, None]
+            near = (away >= 0) & (away < REACH) & m_i[None, :]
+            tl.store(p_rows + o_i[None, :].to(tl.int64) * REACH + away, b_ds, mask=near)
         elif NEEDS_SUMS and KIND == LOGARITHM and IS_FAR:
             middle, offset = offsets_from_middle(o_i, o_j, i0, j0, True, BM)
             plain, offsets_along = tl.sum(b_ds, 1), tl.sum(b_ds * offset[None, :], 1)
@@ -123,7 +128,8 @@ def by_keys(
         p_dk: (B, H / G, T, E), written. p_dv: (B, H / G, T, D), written.
         p_dx, p_dy: (B, H, T) float32, written with NEEDS_SUMS. For KEYS, p_dx is the gradient of
             each key's x. For LOGARITHM and POWER they are the contributions of each key to the
-            gradients of the two parameters.
+            gradients of the two parameters. For ROWS, p_dx is (B, H, T, REACH), zero before, and
+            entry (i, r) is written if query i sees the key at distance r.
         p_order, p_breaks, p_by_c, p_rows_c, p_rows_m: used by FIRE with USES_LINES; p_order lists
             far blocks of queries (`pe.attention.kernels.flash.fire_far`).
         p_parts: (B, H, key blocks, 4, PADDED) float32, written by FIRE with USES_LINES: what far
@@ -152,30 +158,33 @@ def by_keys(
         b_aux = tl.load(p_xh + o_j) if KIND == KEYS else o_j
         b_dx = tl.zeros((BN,), tl.float32)
         b_dy = tl.zeros((BN,), tl.float32)
+        p_rows = p_dx
+        if KIND == ROWS:
+            p_rows += (i_b * H + i_h) * T * REACH
         b_dk, b_dv, b_dx, b_dy = visit_queries(
             b_dk, b_dv, b_dx, b_dy, b_k, b_v, b_aux, p_qh, p_doh, p_lseh, p_sumsh, o_j, j0, j0,
             tl.minimum(j0 + BN, T), T, q_strides[2], do_strides[2], scale, p_xh, p_yh, p_z, p_spans,
-            KIND, REACH, SEGMENTED, E, D, BM, PRECISION, NEEDS_SUMS, IS_FAR=False,
+            p_rows, KIND, REACH, SEGMENTED, E, D, BM, PRECISION, NEEDS_SUMS, IS_FAR=False,
             IS_EDGE=p_spans is not None, IS_DIAGONAL=True,
         )  # fmt: skip
         far = T
         if USES_HORIZON:
             far = last_query(p_xh, p_yh, tl.load(p_z + i_b * H + i_h), j0, j0 + BN, T, KIND)
-        if REACH > 0 or USES_LINES:
+        if (REACH > 0 or USES_LINES) and p_spans is None:
             beyond = tl.cdiv(far_from(p_xh, KIND, REACH, BM), BM) * BM  # the diagonal
             far = tl.minimum(j0 + BN + beyond, T)
         if p_spans is not None:
             far, stop = queries_of_keys(p_spans, o_j, j0 + BN, T, SEGMENTED, BM)
         b_dk, b_dv, b_dx, b_dy = visit_queries(
             b_dk, b_dv, b_dx, b_dy, b_k, b_v, b_aux, p_qh, p_doh, p_lseh, p_sumsh, o_j, j0, j0 + BN,
-            far, T, q_strides[2], do_strides[2], scale, p_xh, p_yh, p_z, p_spans, KIND, REACH,
+            far, T, q_strides[2], do_strides[2], scale, p_xh, p_yh, p_z, p_spans, p_rows, KIND, REACH,
             SEGMENTED, E, D, BM, PRECISION, NEEDS_SUMS, IS_FAR=False, IS_EDGE=False,
             IS_DIAGONAL=False,
         )  # fmt: skip
         if p_spans is not None:
             b_dk, b_dv, b_dx, b_dy = visit_queries(
                 b_dk, b_dv, b_dx, b_dy, b_k, b_v, b_aux, p_qh, p_doh, p_lseh, p_sumsh, o_j, j0, far,
-                stop, T, q_strides[2], do_strides[2], scale, p_xh, p_yh, p_z, p_spans, KIND, REACH,
+                stop, T, q_strides[2], do_strides[2], scale, p_xh, p_yh, p_z, p_spans, p_rows, KIND, REACH,
                 SEGMENTED, E, D, BM, PRECISION, NEEDS_SUMS, IS_FAR=False, IS_EDGE=True,
                 IS_DIAGONAL=False,
             )  # fmt: skip
@@ -196,14 +205,14 @@ def by_keys(
                 p_order_h + 2 * w_strides[1], taken, all_far, p_breaks, p_by_c, p_rows_c, p_rows_m,
                 p_at, UNITS, KNOTS, PADDED, E, D, BM, PRECISION, IS_LINEAR=False,
             )  # fmt: skip
-        elif REACH > 0 or USES_LINES:
+        elif (REACH > 0 or USES_LINES) and p_spans is None:
             b_dk, b_dv, b_dx, b_dy = visit_queries(
                 b_dk, b_dv, b_dx, b_dy, b_k, b_v, b_aux, p_qh, p_doh, p_lseh, p_sumsh, o_j, j0, far,
-                T, T, q_strides[2], do_strides[2], scale, p_xh, p_yh, p_z, p_spans, KIND, REACH,
+                T, T, q_strides[2], do_strides[2], scale, p_xh, p_yh, p_z, p_spans, p_rows, KIND, REACH,
                 SEGMENTED, E, D, BM, PRECISION, NEEDS_SUMS, IS_FAR=True, IS_EDGE=False,
                 IS_DIAGONAL=False,
             )  # fmt: skip
-        if NEEDS_SUMS and KIND != FIRE:
+        if NEEDS_SUMS and KIND != FIRE and KIND != ROWS:
             tl.store(p_dx + (i_b * H + i_h) * T + o_j, b_dx, mask=o_j < T)
             if KIND != KEYS:
                 tl.store(p_dy + (i_b * H + i_h) * T + o_j, b_dy, mask=o_j < T)
@@ -238,7 +247,7 @@ def visit_keys(
         b_s = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION) * scale
         b_aux = load_aux(p_x, p_w, o_j, j0 // BN, KIND, IS_FAR)
         b_s = add_bias(
-            b_s, o_i, o_j, i0, j0, b_aux, p_x, p_y, p_z, KIND, REACH, IS_FAR, IS_DIAGONAL,
+            b_s, o_i, o_j, i0, j0, T, b_aux, p_x, p_y, p_z, KIND, REACH, IS_FAR, IS_DIAGONAL,
             IS_TRANSPOSED=False,
         )  # fmt: skip
         b_p = tl.math.exp2(b_s - b_lse[:, None])
@@ -296,7 +305,7 @@ def by_queries(
     diagonal, far = (i0 // BN) * BN, 0
     if USES_HORIZON:
         far = first_key(p_x, p_y, tl.load(p_z + tl.program_id(1)), i0, T, KIND)
-    if REACH > 0 or USES_LINES:
+    if (REACH > 0 or USES_LINES) and p_spans is None:
         far = tl.maximum((i0 - far_from(p_x, KIND, REACH, BN)) // BN, 0) * BN
         b_dq, b_rest = visit_keys(
             b_dq, b_rest, b_q, b_do, b_lse, b_sums, p_k, p_v, o_i, i0, 0, far, T,

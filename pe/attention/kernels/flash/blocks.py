@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from pe.encodings.core.forms import FIRE, KEYS, LOGARITHM, NONE, POWER, TABLE
+from pe.encodings.core.forms import FIRE, KEYS, LOGARITHM, NONE, POWER, ROWS, TABLE
 
 
 class Blocks(NamedTuple):
@@ -52,6 +52,8 @@ NARROW = dict.fromkeys((NONE, LOGARITHM, POWER), PLAIN)
 NARROW[KEYS] = Plan(Blocks(64, 128, 4, 2, 168), Blocks(64, 64, 4, 3), PLAIN.queries, SQUARE)
 NARROW[TABLE] = NARROW[KEYS]._replace(queries=Blocks(64, 32, 4, 3, 128))
 NARROW[FIRE] = NARROW[TABLE]._replace(forward=PLAIN.forward)
+# Compiled for sm_90 it spills at most 64 bytes. It has not been timed.
+NARROW[ROWS] = Plan(Blocks(64, 64, 4, 3, 168), PLAIN.keys, NARROW[TABLE].queries, SQUARE)
 REACHING = NARROW[TABLE]._replace(forward=Blocks(64, 64, 4, 3, 168))
 """For a table that is constant from some distance on (T5)."""
 WIDE = Plan(
@@ -63,4 +65,4 @@ def plan_for(query_width: int, value_width: int, kind: int, reach: int) -> Plan:
     """Return the plan for these widths, this kind of bias, and ``reach`` (0: none)."""
     if max(query_width, value_width) > 64:
         return WIDE
-    return REACHING if reach else NARROW[kind]
+    return REACHING if reach and kind == TABLE else NARROW[kind]

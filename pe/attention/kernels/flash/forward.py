@@ -3,7 +3,7 @@
     S2 = (scale q k^T + b) log2(e)      P = 2^(S2 - lse)      dS = P (dO v^T - rowsum(dO o))
 
 As in FlashAttention-2 (arXiv:2307.08691), a program holds a block of queries on the chip and visits
-blocks of keys. It computes the bias of each block where it needs it. There are six kinds of bias
+blocks of keys. It computes the bias of each block where it needs it. There are seven kinds of bias
 (KIND, in `pe.attention.kernels.flash.kinds`), for which the pointers p_x, p_y, p_z and p_w have
 different meanings:
 
@@ -23,6 +23,8 @@ different meanings:
     LOGARITHM, POWER
            b_ij = -x0 log2(1 + x1 (i - j)) or -x0 (i - j)^x1, x (H, 2) float32 (KERPLE). Computing
            this is faster than reading a table.
+    ROWS   b_ij = x_i[i - j], a table for each query; x (B, H, T, REACH) float32. From distance
+           REACH on b_ij is 0 (relative_content).
 
 Everything is in base 2: x, f and POWER's x0 are multiplied by log2(e), and FIRE's z by ln(2). An
 array that is read by distance has `PADDING` entries before distance 0 and after the last distance.
@@ -43,7 +45,7 @@ import triton.language as tl
 
 from pe.attention.kernels.flash.elementary import log2, read, read_two
 from pe.attention.kernels.flash.horizon import first_key
-from pe.attention.kernels.flash.kinds import CHUNK, FIRE, KEYS, LOGARITHM, POWER, TABLE
+from pe.attention.kernels.flash.kinds import CHUNK, FIRE, KEYS, LOGARITHM, POWER, ROWS, TABLE
 from pe.attention.kernels.flash.piecewise_linear import (
     MIN_SIDES,
     REGION,
@@ -65,6 +67,22 @@ def at_distance(p_x, o_i, o_j, IS_TRANSPOSED: tl.constexpr):
     rows = p_x.to(tl.int64) + o_i.to(tl.int64) * 4
     keys = o_j.to(tl.int64) * 4
     return read(rows[None, :] - keys[:, None] if IS_TRANSPOSED else rows[:, None] - keys[None, :])
+
+
+@triton.jit
+def of_rows(p_x, o_i, o_j, T, REACH: tl.constexpr, IS_TRANSPOSED: tl.constexpr):
+    """Return x_i[i - j], and 0 where i - j is not in [0, REACH); (BM, BN), or its transpose.
+
+    Queries from T on get the numbers of the last query.
+    """
+    o_r = tl.minimum(o_i, T - 1).to(tl.int64) * REACH
+    if IS_TRANSPOSED:
+        distance, first = o_i[None, :] - o_j[:, None], o_r[None, :]
+    else:
+        distance, first = o_i[:, None] - o_j[None, :], o_r[:, None]
+    near = (distance >= 0) & (distance < REACH)
+    value = read(p_x.to(tl.int64) + (first + tl.where(near, distance, 0)) * 4)
+    return tl.where(near, value, 0.0)
 
 
 @triton.jit
@@ -108,7 +126,7 @@ def add_fire_line(b_s, o_i, o_j, i0, j0, piece, p_x, p_y, p_z, IS_TRANSPOSED: tl
 
 @triton.jit
 def add_bias(
-    b_s, o_i, o_j, i0, j0, b_aux, p_x, p_y, p_z, KIND: tl.constexpr, REACH: tl.constexpr,
+    b_s, o_i, o_j, i0, j0, T, b_aux, p_x, p_y, p_z, KIND: tl.constexpr, REACH: tl.constexpr,
     IS_FAR: tl.constexpr, IS_DIAGONAL: tl.constexpr, IS_TRANSPOSED: tl.constexpr,
 ):  # fmt: skip
     """Add the bias to a block of logits in base 2.
@@ -116,7 +134,7 @@ def add_bias(
     Args:
         b_s: logits, (BM, BN), or IS_TRANSPOSED.
         b_aux: what `load_aux` returned.
-        IS_FAR: the block is so far away that the bias is constant (TABLE) or linear.
+        IS_FAR: the block is so far away that the bias is constant (TABLE), 0 (ROWS) or linear.
         IS_DIAGONAL: some keys are ahead of some queries.
     """
     if KIND == KEYS:
@@ -128,6 +146,9 @@ def add_bias(
             b_s += tl.load(p_x + REACH)
         else:
             b_s += at_distance(p_x, o_i, o_j, IS_TRANSPOSED)
+    elif KIND == ROWS:
+        if not IS_FAR:
+            b_s += of_rows(p_x, o_i, o_j, T, REACH, IS_TRANSPOSED)
     elif KIND == FIRE and IS_FAR:
         if b_aux >= 0:
             b_s = add_fire_line(b_s, o_i, o_j, i0, j0, b_aux, p_x, p_y, p_z, IS_TRANSPOSED)
@@ -207,7 +228,7 @@ def visit_keys(
         b_s = tl.dot(b_q, b_k, input_precision=PRECISION) * scale
         b_aux = load_aux(p_x, p_w, o_j, j0 // BN, KIND, IS_FAR)
         b_s = add_bias(
-            b_s, o_i, o_j, i0, j0, b_aux, p_x, p_y, p_z, KIND, REACH, IS_FAR, IS_DIAGONAL,
+            b_s, o_i, o_j, i0, j0, T, b_aux, p_x, p_y, p_z, KIND, REACH, IS_FAR, IS_DIAGONAL,
             IS_TRANSPOSED=False,
         )  # fmt: skip
         if IS_EDGE:
@@ -263,7 +284,7 @@ def forward(
         USES_HORIZON: keys beyond the horizon p_z are skipped. USES_LINES: far blocks are linear.
         p_spans, KEEPS, SEGMENTED: which keys are visible (`pe.attention.kernels.flash.spans`), with
             spans_b, the stride by batch. Without a window they are None, False, False and None.
-            They exclude REACH, USES_HORIZON and USES_LINES.
+            They exclude USES_HORIZON and USES_LINES, and REACH has no loop of its own then.
         p_sink: (H,) float32, one more logit per head, times log2(e); or None.
     """
     i_block = tl.num_programs(0) - 1 - tl.program_id(0)  # blocks with the most keys start first
@@ -291,7 +312,7 @@ def forward(
     far = 0
     if USES_HORIZON:
         far = first_key(p_x, p_y, tl.load(p_z + tl.program_id(1)), i0, T, KIND)
-    if REACH > 0 or USES_LINES:
+    if (REACH > 0 or USES_LINES) and p_spans is None:
         far = tl.maximum((i0 - far_from(p_x, KIND, REACH, BN)) // BN, 0) * BN
         b_acc, b_max, b_total = visit_keys(
             b_acc, b_max, b_total, b_q, p_k, p_v, o_i, i0, 0, far, T, k_strides[2],

@@ -28,7 +28,17 @@ from pe.attention.kernels.flash.piecewise_linear import (
 )
 from pe.attention.kernels.flash.sums import by_distance, by_unit
 from pe.attention.kernels.layout import contiguous_last_dim, strides_of, tokens_first
-from pe.encodings.core.forms import FIRE, KEYS, LOG2E, LOGARITHM, NONE, PADDING, POWER, TABLE
+from pe.encodings.core.forms import (
+    FIRE,
+    KEYS,
+    LOG2E,
+    LOGARITHM,
+    NONE,
+    PADDING,
+    POWER,
+    ROWS,
+    TABLE,
+)
 
 LN2 = math.log(2.0)
 PROGRAMS, SHARED = 1024, 2048
@@ -76,6 +86,9 @@ class _Bias:
         elif kind == FIRE:
             x, y, z = parts[0][:, 1:], *parts[1:3]  # x begins with the first piece of f
             self.knots, x_strides = x.shape[1] - 1, (0, x.stride(0))
+        elif kind == ROWS:
+            x = own
+            x_strides = _batch_stride(x), x.stride(1)
         elif kind in (LOGARITHM, POWER):
             x = own
             x_strides = 0, x.stride(0)
@@ -139,7 +152,7 @@ def forward(
         least: skip keys beyond the horizon in sequences of at least so many tokens; None:
             `horizon.LEAST`. long: compute FIRE's bias as lines in sequences of at least so many.
         shown: which keys are visible. If some are hidden, neither of these is done and ``reach`` is
-            not used, because a window leaves too few far keys for a loop of their own.
+            used by ROWS alone, because a window leaves too few far keys for a loop of their own.
 
     Returns:
         o (B, H, T, D), lse (B, H, T) in base 2, and the horizon (B, H), empty if it is not used.
@@ -151,7 +164,7 @@ def forward(
     skips = shown.rows is None and skips_underflowed(kind, length, least)
     beyond = horizon(q, k, scale) if skips else lse.new_empty(0)
     bias = _Bias(kind, q, own, parts, beyond)
-    reach = reach if shown.rows is None else 0
+    reach = reach if shown.rows is None or kind == ROWS else 0
     whole = plan_for(width, v.shape[-1], kind, reach)
     plan = whole.forward
     linear = shown.rows is None and _uses_lines(kind, q, whole, long)
@@ -185,7 +198,7 @@ def backward(
     batch, heads, length, width = q.shape
     key_heads, value_width = k.shape[1], v.shape[-1]
     groups = heads // key_heads
-    reach = reach if shown.rows is None else 0
+    reach = reach if shown.rows is None or kind == ROWS else 0
     plan = plan_for(width, value_width, kind, reach)
     bias, skips = _Bias(kind, q, own, parts, beyond), beyond.numel() > 0
     linear = shown.rows is None and _uses_lines(kind, q, plan, long)
@@ -204,9 +217,11 @@ def backward(
         KEEPS=shown.keeps, NEEDS_SUMS=learns or sink is not None, USES_HORIZON=skips,
         USES_LINES=linear, BM=b.queries, BN=b.keys, **shape, **b.options(),
     )  # fmt: skip
-    by_keys = learns and kind in (KEYS, LOGARITHM, POWER)
+    by_keys = learns and kind in (KEYS, LOGARITHM, POWER, ROWS)
     sizes = 1 if kind == KEYS else 2, batch, heads, length if by_keys else 0
     by_key = q.new_empty(sizes, dtype=torch.float32)
+    if by_keys and kind == ROWS:  # pairs that no query sees are not written
+        by_key = q.new_zeros((1, batch, heads, length, reach), dtype=torch.float32)
     b = plan.keys
     pieces = _pieces(kind, linear, q, parts, b, transposed=True)
     network = _Network(kind, q, parts, pieces, MIN_SIDES.value + 1)
@@ -229,6 +244,8 @@ def backward(
         dx = by_key[0] if by_sink is None else by_key[0] + by_sink
         dx = dx.sum(0, keepdim=True) if own.shape[0] == 1 else dx
         return dq, dk, dv, pad(dx * LN2, (0, own.shape[-1] - length)), dsink
+    if kind == ROWS:
+        return dq, dk, dv, by_key[0].mul_(LN2), dsink
     if by_keys:
         first, second = by_key.sum((1, 3))
         second = second * own[:, 0] * (LN2 * LN2 if kind == POWER else 1.0)

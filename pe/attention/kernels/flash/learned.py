@@ -43,7 +43,7 @@ def score_gradient(
     b_sums = tl.load(p_sums + (i_b * H + i_h) * T + o_i, mask=m_i, other=0.0)
     b_s = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION) * scale
     b_s = add_bias(
-        b_s, o_i, o_j, i0, j0, o_j, p_x, p_y, p_z, KIND, REACH, IS_FAR=False, IS_DIAGONAL=True,
+        b_s, o_i, o_j, i0, j0, T, o_j, p_x, p_y, p_z, KIND, REACH, IS_FAR=False, IS_DIAGONAL=True,
         IS_TRANSPOSED=False,
     )  # fmt: skip
     b_p = tl.math.exp2(b_s - b_lse[:, None])

@@ -14,6 +14,7 @@ a gradient if they require one, tensors ``parts``, which never do, and ``reach``
     KEYS   own (B or 1, H, T + P): x of the kernel `forward`; parts: y
     TABLE  own (H, P + T + P): the bias by distance, constant from ``reach`` on (0: never)
     LOGARITHM, POWER  own (H, 2)
+    ROWS   own (B, H, T, reach): the bias by query and distance, 0 from ``reach`` on
     FIRE   own (H, 2U + 2): height and slope of f's U pieces, and FIRE's two parameters; parts: x,
            y and z of `forward`, and what `pe.attention.kernels.flash.learned` reads
 """
@@ -31,7 +32,7 @@ from pe.attention.kernels.flash import self_check as cases
 from pe.attention.kernels.flash.horizon import skips_underflowed
 from pe.attention.kernels.flash.launch import ALL_KEYS, Shown, backward, forward
 from pe.attention.kernels.layout import tokens_first
-from pe.encodings.core.forms import NONE
+from pe.encodings.core.forms import NONE, ROWS
 
 
 @torch.library.custom_op("pe::flash", mutates_args=())
@@ -51,7 +52,7 @@ def attend(
     """
     if q.is_cuda:
         self_check(
-            kind, 0 if spans is not None else reach, q.shape[-1], v.shape[-1], q.dtype, q.device,
+            kind, reach if spans is None or kind == ROWS else 0, q.shape[-1], v.shape[-1], q.dtype, q.device,
             spans is not None, segmented, sink is not None,
         )  # fmt: skip
     shown = Shown(spans, keeps, segmented, near)

@@ -46,6 +46,8 @@ def case(
         if reach:
             table[:, reach:] = table[:, reach : reach + 1]
         form = forms.by_distance(table, reach or None)
+    elif kind == forms.ROWS:
+        form = forms.by_query(random(BATCH, HEADS, length, reach))
     elif kind in (forms.LOGARITHM, forms.POWER):
         numbers = random(2, HEADS).abs().clamp(0.1, 1.0)
         numbers[:, 1] = 1.0
@@ -121,6 +123,10 @@ def _bias_gradient(form: Form, by_logit: Tensor) -> Tensor:
         reached = distance.clamp(max=form.reach) if form.reach else distance
         sums = by_logit.sum(0).flatten(1) * LN2
         own[:, forms.PADDING :].index_add_(1, reached.flatten(), sums)
+    elif form.kind == forms.ROWS:
+        near = distance.clamp(max=form.reach - 1).expand_as(by_logit)
+        sums = (by_logit * LN2).masked_fill(distance >= form.reach, 0.0)
+        own.scatter_add_(-1, near, sums)
     elif form.kind in (forms.LOGARITHM, forms.POWER):
         first, second = form.own.double()[..., None, None].unbind(1)
         if form.kind == forms.LOGARITHM:
