@@ -350,8 +350,11 @@ class PEModel(PEPreTrainedModel):
         prepared = enc.prepare(positions, positions if rotated else k_positions, dtype, **lengths)
         # An encoding may replace positions; those are not 0, 1, 2 ... any more.
         counted = (plain or spans is not None) and prepared.q_positions is positions
-        prepared = prepared._replace(counted=counted)
-        prepared = prepared._replace(k_positions=k_positions) if rotated else prepared
+        # Not by _replace: torch 2.11 cannot return its result from a graph.
+        prepared = Prepared(
+            prepared.q_positions, k_positions if rotated else prepared.k_positions,
+            prepared.tables, counted,
+        )  # fmt: skip
         if mask is None:
             past, known = k_positions.shape[-1] - positions.shape[-1], k_positions.shape[-1]
             count = torch.arange(past, known, device=positions.device)[None, None] + 1
