@@ -2,8 +2,8 @@
 
 An encoding returns a bias spec from `Encoding.bias_form` if its bias follows from one number per
 key (`by_key`), one per distance (`by_distance`), one per query and distance (`by_query`), a
-logarithm or power of the distance, one vector per count of keys (CoPE), or FIRE's network. All numbers are float32 or float64, whatever the dtype
-of the queries.
+logarithm or power of the distance, one vector per count of keys (CoPE), or FIRE's network. All
+numbers are float32 or float64, whatever the dtype of the queries.
 """
 
 import math

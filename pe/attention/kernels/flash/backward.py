@@ -2,11 +2,11 @@
 
     dv = P^T dO    dS = P (dO v^T - rowsum(dO o))    dq = scale dS k    dk = scale dS^T q
 
-Weights are recomputed from the logsumexp of the forward pass. The gradient of a bias is a sum of
-dS: over queries for KEYS, along diagonals for TABLE, none at all for ROWS, weighted by the derivatives by the parameters
-for LOGARITHM and POWER, and over what f depends on for FIRE (the latter and that of TABLE are in
-`pe.attention.kernels.flash.learned`). Each row of dS sums to 0. So a term that all biases of a row
-have in common has no gradient.
+Weights are recomputed from the logsumexp of the forward pass. For ROWS the gradient of the bias is
+dS. Otherwise it is a sum of dS: over queries for KEYS, along diagonals for TABLE, weighted by the
+derivatives by the parameters for LOGARITHM and POWER, and over what f depends on for FIRE (the
+latter and that of TABLE are in `pe.attention.kernels.flash.learned`). Each row of dS sums to 0. So
+a term that all biases of a row have in common has no gradient.
 
 Rows sum to 0 exactly only if o in rowsum(dO o) is not rounded, but it is rounded to 16 bits. In
 sums over thousands of entries the error would accumulate. So where such sums are needed
@@ -177,15 +177,15 @@ def by_keys(
             far, stop = queries_of_keys(p_spans, o_j, j0 + BN, T, SEGMENTED, BM)
         b_dk, b_dv, b_dx, b_dy = visit_queries(
             b_dk, b_dv, b_dx, b_dy, b_k, b_v, b_aux, p_qh, p_doh, p_lseh, p_sumsh, o_j, j0, j0 + BN,
-            far, T, q_strides[2], do_strides[2], scale, p_xh, p_yh, p_z, p_spans, p_rows, KIND, REACH,
-            SEGMENTED, E, D, BM, PRECISION, NEEDS_SUMS, IS_FAR=False, IS_EDGE=False,
+            far, T, q_strides[2], do_strides[2], scale, p_xh, p_yh, p_z, p_spans, p_rows, KIND,
+            REACH, SEGMENTED, E, D, BM, PRECISION, NEEDS_SUMS, IS_FAR=False, IS_EDGE=False,
             IS_DIAGONAL=False,
         )  # fmt: skip
         if p_spans is not None:
             b_dk, b_dv, b_dx, b_dy = visit_queries(
                 b_dk, b_dv, b_dx, b_dy, b_k, b_v, b_aux, p_qh, p_doh, p_lseh, p_sumsh, o_j, j0, far,
-                stop, T, q_strides[2], do_strides[2], scale, p_xh, p_yh, p_z, p_spans, p_rows, KIND, REACH,
-                SEGMENTED, E, D, BM, PRECISION, NEEDS_SUMS, IS_FAR=False, IS_EDGE=True,
+                stop, T, q_strides[2], do_strides[2], scale, p_xh, p_yh, p_z, p_spans, p_rows, KIND,
+                REACH, SEGMENTED, E, D, BM, PRECISION, NEEDS_SUMS, IS_FAR=False, IS_EDGE=True,
                 IS_DIAGONAL=False,
             )  # fmt: skip
         if KIND == FIRE and USES_LINES:
@@ -208,8 +208,8 @@ def by_keys(
         elif (REACH > 0 or USES_LINES) and p_spans is None:
             b_dk, b_dv, b_dx, b_dy = visit_queries(
                 b_dk, b_dv, b_dx, b_dy, b_k, b_v, b_aux, p_qh, p_doh, p_lseh, p_sumsh, o_j, j0, far,
-                T, T, q_strides[2], do_strides[2], scale, p_xh, p_yh, p_z, p_spans, p_rows, KIND, REACH,
-                SEGMENTED, E, D, BM, PRECISION, NEEDS_SUMS, IS_FAR=True, IS_EDGE=False,
+                T, T, q_strides[2], do_strides[2], scale, p_xh, p_yh, p_z, p_spans, p_rows, KIND,
+                REACH, SEGMENTED, E, D, BM, PRECISION, NEEDS_SUMS, IS_FAR=True, IS_EDGE=False,
                 IS_DIAGONAL=False,
             )  # fmt: skip
         if NEEDS_SUMS and KIND != FIRE and KIND != ROWS:

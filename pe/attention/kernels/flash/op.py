@@ -52,8 +52,8 @@ def attend(
     """
     if q.is_cuda:
         self_check(
-            kind, reach if spans is None or kind == ROWS else 0, q.shape[-1], v.shape[-1], q.dtype, q.device,
-            spans is not None, segmented, sink is not None,
+            kind, reach if spans is None or kind == ROWS else 0, q.shape[-1], v.shape[-1], q.dtype,
+            q.device, spans is not None, segmented, sink is not None,
         )  # fmt: skip
     shown = Shown(spans, keeps, segmented, near)
     return forward(q, k, v, scale, kind, own, parts, reach, shown=shown, sink=sink)
