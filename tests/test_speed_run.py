@@ -98,22 +98,37 @@ def test_when_time_is_up_the_rest_is_said_to_be_missing_and_can_be_done_later(
     assert not log
 
 
-def test_an_unexpected_error_ends_the_run_and_is_passed_over_by_the_next(
+def test_a_measurement_that_fails_is_recorded_and_the_others_go_on(
     own_runs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    log = fake(monkeypatch, rope=RuntimeError("illegal memory access\n  at kernel"))
+    log = fake(monkeypatch, rope=RuntimeError("no such kernel\n  at line 3"))
     chosen = settings(**SMALL, lengths=(16,), modes=("train",), encodings=("rope", "alibi"))
     run = speed_run("broken")
-    with pytest.raises(RuntimeError, match="illegal"):
+    with pytest.raises(ExceptionGroup, match=r"speed\.json says which .*\(1 sub-exception\)"):
         measure(run, chosen)
-    failed = run.read()["cells"][-1]
-    assert (failed["system"], failed["reason"]) == (
-        "rope", "failed: RuntimeError: illegal memory access",
-    )  # fmt: skip
+    record = run.read()
+    assert (record["status"], [c.system for c in log]) == ("complete", ["nope", "rope", "alibi"])
+    assert [row["reason"] for row in record["cells"]] == [
+        None, "failed: RuntimeError: no such kernel", None,
+    ]  # fmt: skip
+    assert measure(run, chosen) == record
+
+
+def test_a_device_that_an_error_broke_ends_the_run(
+    own_runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = fake(monkeypatch, rope=RuntimeError("illegal memory access"))
+    chosen = settings(**SMALL, lengths=(16,), modes=("train",), encodings=("rope", "alibi"))
+
+    def broken(*sizes: Any, **options: Any) -> torch.Tensor:
+        raise RuntimeError("the device has an error")
+
+    monkeypatch.setattr(torch, "zeros", broken)
+    run = speed_run("broken")
+    with pytest.raises(RuntimeError, match="the device has an error"):
+        measure(run, chosen)
     assert run.read()["status"] == "stopped"
-    log.clear()
-    measure(run, chosen)
-    assert [c.system for c in log] == ["nope", "alibi"]
+    assert [c.system for c in log] == ["nope", "rope"]
 
 
 def test_a_killed_run_loses_the_cell_it_was_at(

@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from pe.recipes.command import notebook_command
 from pe.runs import SCHEMA_VERSION, RunError
 from pe.runs.provenance import code, command, hardware, now, versions
@@ -43,6 +45,7 @@ def measure(
         on_row: called with each row and the record so far.
 
     Raises:
+        ExceptionGroup: at the end, of errors in measurements; the record has their first lines.
         RunError: the earlier record has other settings or further systems, or is from another
             machine.
     """
@@ -58,6 +61,7 @@ def measure(
     record["cells"] = [row for row in record["cells"] if row["reason"] != TIME_UP]
     record["status"] = "running"
     since: dict[tuple[str, int], int] = {}
+    failures: list[Exception] = []
     gc.freeze()  # what is there already need not be looked through after each cell
     try:
         for index, cell in enumerate(todo):
@@ -65,15 +69,23 @@ def measure(
                 if time.monotonic() >= deadline:
                     _note_rest(record, todo[index:])
                     return _end(run, record, "stopped")
-                row = _row(part, chosen, device, record, run)
+                try:
+                    row = _row(part, chosen, device, record, run)
+                except Exception as error:
+                    torch.zeros(1, device=device).item()  # after some errors a GPU needs a restart
+                    failures.append(error)
+                    continue
                 if on_row is not None:
                     on_row(row, Speed(record))
-        return _end(run, record, "complete")
+        _end(run, record, "complete")
     except BaseException:
         _end(run, record, "stopped")
         raise
     finally:
         gc.unfreeze()
+    if failures:
+        raise ExceptionGroup(f"{run.file} says which measurements failed", failures)
+    return record
 
 
 def _begun(run: SpeedRun, chosen: Settings) -> dict[str, Any]:
@@ -155,9 +167,10 @@ def _row(
     try:
         row = measure_cell(cell, chosen, device) | place
     except Exception as error:
-        # It ends this session; the next one passes over the cell instead of ending there too.
+        # A later session does not repeat it, because it would fail again.
         reason = f"failed: {type(error).__name__}: {_line(error)}"
         record["cells"].append(_empty(cell, reason) | place)
+        run.write(record)
         raise
     record["cells"].append(row)
     record["sessions"][-1]["finished"] = now()
