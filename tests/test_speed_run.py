@@ -104,7 +104,7 @@ def test_a_measurement_that_fails_is_recorded_and_the_others_go_on(
     log = fake(monkeypatch, rope=RuntimeError("no such kernel\n  at line 3"))
     chosen = settings(**SMALL, lengths=(16,), modes=("train",), encodings=("rope", "alibi"))
     run = speed_run("broken")
-    with pytest.raises(ExceptionGroup, match=r"speed\.json says which .*\(1 sub-exception\)"):
+    with pytest.raises(ExceptionGroup, match="says which measurements failed"):
         measure(run, chosen)
     record = run.read()
     assert (record["status"], [c.system for c in log]) == ("complete", ["nope", "rope", "alibi"])
