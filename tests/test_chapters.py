@@ -246,6 +246,13 @@ def test_the_factors_of_the_table_at_16_times_the_length() -> None:
     assert math.log(16 * 1024) / math.log(1024) == pytest.approx(1.40, abs=5e-3)
 
 
+def test_the_lead_beside_a_factor_is_the_one_that_it_keeps_at_16_times_the_length() -> None:
+    rows = re.findall(r"\| (\d\.\d\d) \| (\d+\.\d) \|$", page("temperature"), re.M)
+    assert len(rows) == 7
+    for factor, lead in rows:
+        assert math.log(16) / (float(factor) - 1) == pytest.approx(float(lead), rel=0.02), factor
+
+
 def test_the_factors_are_those_of_the_encodings() -> None:
     rules = temperature.RULES
     yarn = pe.encoding("yarn", head_dim=8, num_heads=1, factor=16.0, original_length=4096)
