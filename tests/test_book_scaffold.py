@@ -233,6 +233,7 @@ def test_what_pages_say_beside_the_cut_text_holds_for_every_recorded_seed() -> N
         assert beside("every", label, "multikey", 2, 4, 8, 16) == {"better"}
     assert beside("every", "t5", "ppl", 8, 16) == {"worse"}
     assert beside("every", "fire", "multikey", 2, 4, 8) == {"better"}
+    assert beside("every", "fire", "ppl", 8, 16) == {"worse"}
     for label in ("rope", "nope", "fire", "alibi", "pope"):
         assert beside("every", label, "ppl", 16) == {"worse"}
         assert "better" not in beside("every", label, "multikey", 16)
@@ -260,6 +261,7 @@ def test_what_pages_say_beside_the_cut_text_holds_for_every_recorded_seed() -> N
         assert beside("presets", label, "ppl", 2, 4, 8, 16) == {"worse"}
         assert beside("presets", label, "multikey", 2, 4, 8, 16) == {"worse"}
     assert "worse" not in beside("presets", "llama4", "ppl", 2, 4, 8, 16)
+    assert beside("presets", "gpt_oss", "ppl", 4, 16) == {"worse"}
     assert beside("windows", "nope-full", "ppl", 2) == {"worse"}
     assert [
         untrained_yarn(study, method, parent, seed)

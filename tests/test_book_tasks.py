@@ -143,6 +143,29 @@ def test_every_task_of_the_study_is_on_the_page(core: dict[str, Outcome]) -> Non
         assert f"```{{picture}} {book_tasks.picture(one)}\n" in page
 
 
+def test_what_the_page_says_of_how_many_seeds_solve_a_task_is_what_the_records_show() -> None:
+    values = Values(ROOT / "runs", book_tasks.STUDY)
+
+    def solved_by(task: str, pe: str, split: str) -> int:
+        text = book_tasks.written(f"{task}/{pe}.{split}-solved", values)
+        count, of = text.split(" of ")
+        assert of == "8"
+        return int(count)
+
+    for pe in ("alibi", "sandwich", "kerple_log", "fox"):
+        assert solved_by("match", pe, "id") == 0, "do not learn this with any seed"
+    for pe in ("sinusoidal", "pope"):
+        assert solved_by("match", pe, "id") <= 1, "hardly learn it"
+    for pe in ("rope", "nope"):
+        assert solved_by("match", pe, "id") == 8, "learn it with all seeds"
+    for pe in ("fire", "cope", "t5"):
+        assert solved_by("match", pe, "ood") > 4, "with most seeds"
+    for pe in ("t5", "kerple_log", "sandwich", "fire", "cope", "fox"):
+        assert solved_by("associative_recall", pe, "ood") == 8, "all seeds look up by content"
+    for pe in ("pope", "nope"):
+        assert solved_by("associative_recall", pe, "id") <= 1, "hardly learn the task at all"
+
+
 def test_a_method_page_has_its_tasks_beside_no_encoding_and_rope(
     core: dict[str, Outcome],
 ) -> None:
