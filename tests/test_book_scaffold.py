@@ -227,7 +227,7 @@ def untrained_yarn_is_worse(study: str) -> bool:
 
 def test_what_pages_say_beside_the_cut_text_holds_for_every_recorded_seed() -> None:
     """choosing, every, windows, the front page and README; whoever adds a seed reads them again."""
-    for label in ("kerple_log", "fox"):
+    for label in ("kerple_log", "fox", "bam"):
         assert beside("every", label, "ppl", 2, 4, 8, 16) == {"better"}
     for label in ("kerple_log", "t5"):
         assert beside("every", label, "multikey", 2, 4, 8, 16) == {"better"}
@@ -241,7 +241,12 @@ def test_what_pages_say_beside_the_cut_text_holds_for_every_recorded_seed() -> N
         assert beside("every", label, "ppl", 2, 4, 8, 16) == {"worse"}
         assert beside("every", label, "multikey", 2, 4) == {"worse"}
         assert "better" not in beside("every", label, "multikey", 8)
-    assert beside("every", "fox", "multikey", 2, 4, 8, 16) == {"better"}
+    for label in ("fox", "bam"):
+        assert beside("every", label, "multikey", 2, 4, 8, 16) == {"better"}
+    assert beside("every", "lerope", "multikey", 2) == {"better"}
+    for label in ("lerope", "head_scale"):
+        assert beside("every", label, "ppl", 4, 8, 16) == {"worse"}
+        assert beside("every", label, "multikey", 4, 8, 16) == {"worse"}
     assert "better" not in beside("every", "xpos", "multikey", 2, 4, 8, 16)
     for label in ("nope-512", "nope-256", "nope-128", "nope-64"):
         assert beside("windows", label, "multikey", 2, 4, 8, 16) == {"better"}
@@ -269,8 +274,17 @@ def test_what_pages_say_beside_the_cut_text_holds_for_every_recorded_seed() -> N
             ("dropping", "yarn-4x", "kept@3e-3", 0),
             ("extending", "yarn-0", "as-it-was", 0),
             ("extending", "yarn-0", "as-it-was", 1),
+            ("presets", "yarn-4x", "rope", 0),
         )
-    ] == [True, True, False]
+    ] == [True, True, False, False]
+    presets = STUDIES.rows("presets")
+    found = {
+        m: {label: measure(row, f"multikey@{m}x").value for label, row in presets.items()}
+        for m in (4, 16)
+    }
+    assert [max(found[m], key=lambda label: found[m][label] or 0.0) for m in (4, 16)] == [
+        "yarn-4x", "yarn-16x",
+    ]  # fmt: skip
     assert all(untrained_yarn_is_worse(study) for study in ("scaffold", "scaffold-seeds"))
     fox = STUDIES.rows("every")["fox"].of([0]).runs[0]
     steps = [
