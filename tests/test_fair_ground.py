@@ -295,7 +295,7 @@ def test_the_pages_build_before_and_after_the_runs(recorded: bool, tmp_path: Pat
     tree = book_site.small_tree(tmp_path)
     (tree / "book" / "measured.md").unlink()
     stubs = ["choosing", "data", "dropping", "extended", "layers", "measurements", "paper",
-             "practice", "rates", "rerun", "scaffold", "speed", "studies"]  # fmt: skip
+             "practice", "rates", "reproduce", "rerun", "scaffold", "speed", "studies"]  # fmt: skip
     pages = ["every", "dropped", "windows"]
     labels = {
         "choosing": ["choosing-far"], "dropping": ["dropping-differences"],
