@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from accelerate import init_empty_weights
 from torch import Tensor
 from transformers import (
     AutoConfig,
@@ -423,23 +424,26 @@ def _plain(
 def _set(model: Any, host: Host, settings: Settings) -> None:
     """Write the settings into the configuration, and do what loading a model with them would do.
 
-    Some models have several rotary modules, and latent attention scales its logits by YaRN's
-    ``mscale_all_dim``. So a model without weights is built, to copy these from.
+    A second model without weights is built from the configuration. The tables that its modules
+    computed, which are the buffers that are not saved, replace those of ``model``, together with
+    the plain attributes of these modules. Latent attention has no such tables, but scales its
+    logits by YaRN's ``mscale_all_dim``. Learned parameters stay, those of a rotary module too.
     """
     inner: Any = settings.transformers
     for key in host.source.inside:
         inner = inner[key]
     for name, value in inner.items():
         setattr(host.source.config, name, value)
-    decoder = _decoder(model)
-    with quiet(), torch.device("meta"):
-        like_loaded = _decoder(type(model)(model.config))
-    for name, built in like_loaded.named_modules():
-        module = decoder.get_submodule(name)
-        if type(built).__name__.endswith("RotaryEmbedding"):
-            with quiet():
-                rotary = type(built)(config=built.config)
-            decoder.set_submodule(name, rotary.to(next(module.buffers()).device))
+    with quiet(), init_empty_weights(include_buffers=False):
+        loaded = type(model)(model.config)
+    for name, built in loaded.named_modules():
+        module = model.get_submodule(name)
+        if tables := built._non_persistent_buffers_set:
+            device = next(module.buffers()).device
+            for table in tables:
+                module.register_buffer(table, built.get_buffer(table).to(device), persistent=False)
+            attributes = {k: v for k, v in vars(built).items() if not k.startswith("_")}
+            vars(module).update(attributes | {"training": module.training})
         elif isinstance(getattr(built, "scaling", None), float):
             module.scaling = built.scaling
 
