@@ -352,9 +352,9 @@ def _refuse_undoing(host: Host, spec: str, wanted: Mapping[int, Encoding]) -> No
         own = Scaled(rope.kind, rope.factor, "the model's configuration has")
         known = trained if trained is not None and trained.kind == rope.kind else own
         least = max(known.factor, own.factor)
-        for _, text in undoing(known, factor) or undoing(own, factor):
+        if mistake := undoing(known, factor) or undoing(own, factor):
             raise ValueError(
-                f"{spec!r}: {text}. Use {name!r} with a factor of {least:g} or more, alone "
+                f"{spec!r}: {mistake.text}. Use {name!r} with a factor of {least:g} or more, alone "
                 f"or in a sum such as '{name}+window:4096'; 'nope' drops the rotation"
                 + ("" if known is trained else "; if the scaling was added after training, load "
                    "the model without it")

@@ -125,12 +125,7 @@ class Explanation(Frozen):
 
 def kinds_of(layers: Sequence[Layer]) -> tuple[Kind, ...]:
     """Return the layers in groups that do the same, in the order of their first ones."""
-    groups: list[tuple[Layer, list[int]]] = []
+    groups: dict[int, list[int]] = {}
     for index, layer in enumerate(layers):
-        for does, members in groups:
-            if does == layer:
-                members.append(index)
-                break
-        else:
-            groups.append((layer, [index]))
-    return tuple(Kind(layers=tuple(members), does=does) for does, members in groups)
+        groups.setdefault(layers.index(layer), []).append(index)
+    return tuple(Kind(layers=tuple(own), does=layers[first]) for first, own in groups.items())
