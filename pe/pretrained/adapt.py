@@ -176,7 +176,7 @@ class AdaptedLoader:
                 f"{where}: no {', '.join(missing)}, which a {type(model).__name__} needs; it was "
                 f"saved as {', '.join(own.architectures or ('another class',))}"
             )
-        host = read_host(model)
+        host = host_of(read(model))
         _hook(model, host, made, _encodings(host, made.spec, made.layers, made.options))
         learned: dict[str, Tensor] = {}
         for file in sorted(where.glob("*.safetensors")):
@@ -234,7 +234,7 @@ def adapt(
     """
     _refuse_others(model)
     new: Model = _sharing_weights(model)
-    host = read_host(new)
+    host = host_of(read(new))
     chosen = _layers(host, spec, layers)
     options = _options(host, spec, length, options)
     if spec is None and plain is not False:
@@ -298,11 +298,6 @@ def _decoder(model: Any) -> Any:
     )
 
 
-def read_host(model: Any) -> Host:
-    """Read a model's configuration. ValueError: it is no decoder that rotates."""
-    return host_of(read(model))
-
-
 def _layers(host: Host, spec: str | None, layers: Sequence[int] | None) -> tuple[int, ...]:
     number = len(host.layers)
     if layers is not None:
@@ -348,7 +343,14 @@ def _refuse_undoing(host: Host, spec: str, wanted: Mapping[int, Encoding]) -> No
         rope = host.layers[index].rope
         if rope is None or not rope.extended or not enc.rotates:
             continue
-        name, factor = SCALINGS[rope.kind].encoding.name, _factor_of(enc, rope)
+        name, kind = SCALINGS[rope.kind].encoding.name, rope.transform()
+        factor = next(
+            (
+                float(part.factor) for part in enc.modules()
+                if type(part) is type(kind) and part.length_dependent == kind.length_dependent
+            ),
+            None,
+        )  # fmt: skip
         own = Scaled(rope.kind, rope.factor, "the model's configuration has")
         known = trained if trained is not None and trained.kind == rope.kind else own
         least = max(known.factor, own.factor)
@@ -372,16 +374,6 @@ def _refuse_late_embedding(spec: str, chosen: Sequence[int]) -> None:
                     "once for all layers; name it in the first part of a schedule only, and let "
                     "layers begin with 0"
                 )
-
-
-def _factor_of(enc: Encoding, rope: Rope) -> float | None:
-    """Return the factor of the layer's own type of scaling in an encoding; None: it has none."""
-    own: Any = rope.transform()
-    parts = getattr(enc, "_all", (enc,))
-    for transform in (t for part in parts for t in getattr(part, "transforms", ())):
-        if type(transform) is type(own) and transform.length_dependent == own.length_dependent:
-            return float(transform.factor)
-    return None
 
 
 def _plain(
@@ -554,22 +546,18 @@ def _with_own_scaling(
             replaced = {name for option in stated for name in REPLACED_BY.get(option, ())}
             settings = {n: v for n, v in kept.scaling_options().items() if n not in replaced}
             settings |= stated
-            if "long_factor" in settings and "long_factor" not in stated:
-                _refuse_factor_alone(rope, kept)
+            alone = "long_factor" in settings and "long_factor" not in stated
+            if alone and kept.factor != rope.factor:
+                raise ValueError(
+                    f"factor {kept.factor:g}: the factors of frequencies in the model's LongRoPE "
+                    f"were found for factor {rope.factor:g}; give long_factor too "
+                    "(pe.search_longrope)"
+                )
             lists |= {name: v for name, v in settings.items() if isinstance(v, list | tuple)}
             own = {n: v for n, v in settings.items() if n not in lists and n not in options}
             parts.append(part._replace(options=tuple(own.items())))
         layers.append(joined(tuple(parts)))
     return ", ".join(layers), lists | dict(options)
-
-
-def _refuse_factor_alone(rope: Rope, kept: Rope) -> None:
-    """Raise ValueError for LongRoPE's factors of one length at another."""
-    if kept.factor != rope.factor:
-        raise ValueError(
-            f"factor {kept.factor:g}: the factors of frequencies in the model's LongRoPE were "
-            f"found for factor {rope.factor:g}; give long_factor too (pe.search_longrope)"
-        )
 
 
 def _own(rope: Rope) -> Encoding:
