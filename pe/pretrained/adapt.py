@@ -134,7 +134,10 @@ class Adapted:
 
 
 def _adapted_class(host: type) -> type:
-    """It has the name of the host, because transformers' Trainer and pipelines go by the name."""
+    """Return the class of an adapted model.
+
+    It has the host's name, because transformers' Trainer and pipelines look models up by name.
+    """
     return type(host.__name__, (Adapted, host), {})
 
 

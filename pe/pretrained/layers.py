@@ -1,4 +1,4 @@
-"""From a configuration to what each layer does about positions."""
+"""Read from a configuration what each layer does about positions."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ class Explanation(Frozen):
     @property
     def first_unseen(self) -> int | None:
         """The first distance with an angle that training did not have; None: there is none."""
-        return next(method for method in self.methods if method.name == "as_it_is").first_unseen
+        return self.method("as_it_is").first_unseen
 
     def method(self, name: str) -> Method:
         """Return a method by its name."""

@@ -100,12 +100,6 @@ def progress(results: Sequence[Outcome]) -> str:
     )
 
 
-def seeds_that_solve(record: TaskRecord, split: str) -> str:
-    """Write ``8 of 8``, or a dash if the encoding has no such positions."""
-    count = summary.solved(record, split)
-    return "–" if count is None else f"{count} of {len(record.seeds)}"
-
-
 def solvers(one: Outcome, split: str) -> str:
     """Return a sentence about the encodings with which all, some or no seeds solve a split."""
     count = {pe: summary.solved(record, split) for pe, record in one.records.items()}
@@ -193,7 +187,7 @@ def table(one: Outcome, links: Mapping[str, str]) -> str:
             continue
         line = [links.get(pe, label(pe))]
         for split in one.splits:
-            line.append(seeds_that_solve(record, split))
+            line.append(summary.seeds_that_solve(record, split))
             line.append(summary.share(summary.mean(summary.by_seed(record, split))))
             if not single:
                 whole = summary.mean(summary.by_seed(record, split, summary.exact))
@@ -201,9 +195,7 @@ def table(one: Outcome, links: Mapping[str, str]) -> str:
         line.append(summary.nats(summary.mean(summary.by_seed(record, "id", summary.loss))))
         lines.append([*line, rate(record), steps(record)])
     first = next(iter(one.records.values()), None)
-    floors = {} if first is None else {"chance": dict.fromkeys(one.splits, first.chance)}
-    floors |= {} if first is None else first.baselines
-    for name, shares in floors.items():
+    for name, shares in summary.floors(first).items() if first else ():
         line = [f"*{name}*"]
         for split in one.splits:
             line += ["", f"{100 * shares[split]:.1f}"] + ([] if single else [""])
