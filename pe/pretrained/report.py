@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pe._errors import unknown
 from pe.pretrained.advice import Advice
 from pe.pretrained.layers import Layer
 from pe.pretrained.length import TrainingLength
@@ -13,6 +14,7 @@ from pe.pretrained.methods import Method
 from pe.pretrained.mistakes import Mistake
 from pe.pretrained.rope import Frozen, Rope
 from pe.pretrained.settings import Settings
+from pe.pretrained.show import markdown
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -87,8 +89,6 @@ class Explanation(Frozen):
 
     def method(self, name: str) -> Method:
         """Return a method by its name."""
-        from pe._errors import unknown
-
         for method in self.methods:
             if method.name == name:
                 return method
@@ -96,8 +96,6 @@ class Explanation(Frozen):
 
     def markdown(self) -> str:
         """Return the explanation as Markdown."""
-        from pe.pretrained.show import markdown
-
         return markdown(self)
 
     def figure(self) -> Figure:

@@ -25,7 +25,6 @@ from pe.tasks.measure.record import (
     Experiment,
     TaskRun,
     lengths_of,
-    options_of,
     split_of,
 )
 
@@ -117,7 +116,7 @@ def measure(
             "versions": provenance.versions(),
             "hardware": provenance.hardware(),
             "task": experiment.task,
-            "task_options": options_of(task),
+            "task_options": task.model_dump(mode="json"),
             "pe": pe,
             "sources": sources,
             "settings": experiment.settings.model_dump(mode="json"),
