@@ -346,21 +346,21 @@ def _refuse_undoing(host: Host, spec: str, wanted: Mapping[int, Encoding]) -> No
         rope = host.layers[index].rope
         if rope is None or not rope.extended or not enc.rotates:
             continue
-        name, kind = SCALINGS[rope.kind].encoding.name, rope.transform()
-        factor = next(
-            (
-                float(part.factor) for part in enc.modules()
-                if type(part) is type(kind) and part.length_dependent == kind.length_dependent
-            ),
-            None,
+        scaling: Any = rope.transform()
+        parts: Any = enc.modules()
+        same = (
+            part for part in parts
+            if type(part) is type(scaling) and part.length_dependent == scaling.length_dependent
         )  # fmt: skip
+        factor = next((float(part.factor) for part in same), None)
         own = Scaled(rope.kind, rope.factor, "the model's configuration has")
         known = trained if trained is not None and trained.kind == rope.kind else own
         least = max(known.factor, own.factor)
         if mistake := undoing(known, factor) or undoing(own, factor):
             raise ValueError(
-                f"{spec!r}: {mistake.text}. Use {name!r} with a factor of {least:g} or more, alone "
-                f"or in a sum such as '{name}+window:4096'; 'nope' drops the rotation"
+                f"{spec!r}: {mistake.text}. Use {scaling.name!r} with a factor of {least:g} or "
+                f"more, alone or in a sum such as '{scaling.name}+window:4096'; 'nope' drops the "
+                "rotation"
                 + ("" if known is trained else "; if the scaling was added after training, load "
                    "the model without it")
             )  # fmt: skip

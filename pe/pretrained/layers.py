@@ -76,7 +76,7 @@ def _reach(config: Any, kind: str | None) -> int | None:
         for name in ("sliding_window", "attention_window_size", "sliding_window_size"):
             window = getattr(config, name, None)
             # a model does not read what its class does not have by default
-            if window and hasattr(default_of(type(config)), name):
+            if window and hasattr(default_of(config.__class__), name):
                 return whole_number(config, name)
         return None
     if "chunked" in kind:
@@ -157,7 +157,7 @@ def rope_block(config: Any, kind: str | None) -> Mapping[str, Any] | None:
     if settings:
         keys, expected = nested_keys(config), []
         if keys or getattr(config, "layer_types", None):
-            expected = nested_keys(default_of(type(config)))
+            expected = nested_keys(default_of(config.__class__))
         if keys and not expected:
             raise ValueError(
                 f"rope_parameters has a block for each of {', '.join(keys)}, and transformers' "

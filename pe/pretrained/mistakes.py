@@ -120,7 +120,7 @@ class Scaled(NamedTuple):
 
 def trained_scaling(config: Any) -> Scaled | None:
     """Return the scaling that the released models of this type were trained with, if any."""
-    block = getattr(default_of(type(config)), "rope_parameters", None) or {}
+    block = getattr(default_of(config.__class__), "rope_parameters", None) or {}
     block = next((v for v in block.values() if isinstance(v, Mapping)), block)
     kind, factor = kind_of(block), block.get("factor")
     if factor is None or kind not in SCALINGS:

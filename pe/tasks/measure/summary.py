@@ -6,7 +6,7 @@ seeds; for shares, tables cut them to 0 and 1. One seed has no interval.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from pe.results.intervals import Interval, mean_interval
 from pe.results.markdown import pipe
@@ -68,7 +68,7 @@ def seeds_that_solve(record: TaskRecord, split: str) -> str:
     return "–" if count is None else f"{count} of {len(record.seeds)}"
 
 
-def floors(record: TaskRecord) -> dict[str, Mapping[str, float]]:
+def floors(record: TaskRecord) -> dict[str, dict[str, float]]:
     """Return the token accuracy by split of guessing ("chance") and of each trivial strategy."""
     return {"chance": dict.fromkeys(splits(record), record.chance)} | record.baselines
 
