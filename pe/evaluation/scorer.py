@@ -136,7 +136,7 @@ class Scorer:
         try:
             for start in range(0, len(texts), size):
                 some = slice(start, start + size)
-                ids = torch.from_numpy(texts[some, :-1]).to(device)
+                ids = torch.tensor(texts[some, :-1], device=device)  # a copy, also on the CPU
                 if self.recipe.first_token:
                     ids[:, 0] = self.data.end_id
                 with devices.autocast(self.recipe.precision, device), same_draws(device):
