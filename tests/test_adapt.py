@@ -15,6 +15,7 @@ from model_tools import small
 from torch import Tensor
 from transformers import (
     AutoConfig,
+    AutoModel,
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
     AutoModelForSequenceClassification,
@@ -386,6 +387,28 @@ def test_a_model_with_new_settings_is_the_one_that_its_folder_loads(
     """Latent attention scales its logits, and some models have a rotary module for each base."""
     model = host(kind, **sizes)
     adapted = pe.adapt(model, "yarn", plain=True, **options)
+    assert (logits(adapted, tokens()) - logits(model, tokens())).abs().max() > 1e-5
+    adapted.save_pretrained(tmp_path)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    assert torch.equal(logits(again, tokens()), logits(adapted, tokens()))
+
+
+def test_a_setting_keeps_what_the_rotary_module_has_learned() -> None:
+    sizes = {"n_routed_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 16}
+    config = CONFIG_MAPPING["mistral_large4_text"](**SIZES, **sizes, head_dim=8)
+    model = AutoModel.from_config(config).eval()
+    learned = model.rotary_emb.alpha.requires_grad_(False).fill_(0.3)
+    adapted = pe.adapt(model, "yarn", factor=4096, plain=True)  # trained with 2,048
+    assert adapted.rotary_emb.alpha is learned
+    assert torch.equal(learned, torch.full_like(learned, 0.3))
+    assert not torch.equal(adapted.rotary_emb.inv_freq, model.rotary_emb.inv_freq)
+
+
+def test_a_setting_needs_no_layers_that_hooks_know(tmp_path: Path) -> None:
+    """Falcon's layers are called ``h``, and a setting does not touch them."""
+    model = host("falcon", alibi=False)
+    adapted = pe.adapt(model, "yarn", factor=4)
+    assert not isinstance(adapted, Adapted)
     assert (logits(adapted, tokens()) - logits(model, tokens())).abs().max() > 1e-5
     adapted.save_pretrained(tmp_path)
     again = AutoModelForCausalLM.from_pretrained(tmp_path).eval()

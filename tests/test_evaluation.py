@@ -211,6 +211,16 @@ def test_a_length_at_which_the_loss_is_no_number_has_a_reason_and_no_value() -> 
     assert spread["64"] == {"entropy": None, "reason": "no value: it is not finite"}
 
 
+def test_scoring_with_a_first_token_leaves_the_callers_texts_as_they_were() -> None:
+    model, split = model_and_text()
+    scorer = scorer_of(model, split, [32])
+    scorer.recipe = dataclasses.replace(scorer.recipe, first_token=True)
+    scorer.data.end_id = 0
+    texts = np.full((2, 9), 7)
+    scorer.apply(texts, lambda hidden, some: hidden)
+    assert (texts == 7).all()
+
+
 @pytest.mark.parametrize("length", [1, 5, 31, 32, 33, 100, 128])
 def test_loss_by_position_averages_to_the_whole_window(length: int) -> None:
     losses = np.random.default_rng(length).exponential(2.0, (7, length))

@@ -762,7 +762,7 @@ def test_the_page_shows_what_the_command_prints_and_its_python_runs(tmp_path, mo
 def test_the_page_names_every_mistake():
     page = (Path(__file__).parents[1] / "book" / "explain.md").read_text("utf-8")
     text = (Path(pe.__file__).parent / "pretrained" / "mistakes.py").read_text("utf-8")
-    names = set(re.findall(r'\(\s*"([a-z_]+ [a-z_ ]+)",\s', text))
+    names = set(re.findall(r'name="([a-z_ ]+)"', text))
     assert len(names) > 8
     for name in names:
         assert f"| {name} |" in page, name

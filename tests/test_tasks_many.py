@@ -202,9 +202,9 @@ def test_positions_that_are_not_there_have_no_score() -> None:
 
 def test_no_members_and_impossible_models_are_refused() -> None:
     with pytest.raises(ValueError, match="at least one seed and rate"):
-        Many(copying(), "rope", [])
+        Many(copying(), "rope", [], SMALL)
     with pytest.raises(ValueError, match="unknown encoding 'rop'"):
-        Many(copying(), "rop", MEMBERS)
+        Many(copying(), "rop", MEMBERS, SMALL)
     for options, message in [
         ({"step": 3}, "unknown option 'step' .did you mean 'steps'"),
         ({"steps": -1}, "steps: expected 0 or more, got -1"),

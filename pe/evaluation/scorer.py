@@ -36,6 +36,7 @@ from pe.runs import Run
 from pe.training.start import check_text, text_for
 
 POSITION_BINS = 32
+"""The most bins of positions in a record."""
 LOGITS_OF = 4096
 """The number of tokens whose logits are held at once."""
 Log = Callable[[str], None]
@@ -135,7 +136,7 @@ class Scorer:
         try:
             for start in range(0, len(texts), size):
                 some = slice(start, start + size)
-                ids = torch.from_numpy(texts[some, :-1]).to(device)
+                ids = torch.tensor(texts[some, :-1], device=device)  # a copy, also on the CPU
                 if self.recipe.first_token:
                     ids[:, 0] = self.data.end_id
                 with devices.autocast(self.recipe.precision, device), same_draws(device):
@@ -248,14 +249,14 @@ def cell(losses: np.ndarray) -> dict[str, Any]:
     }
 
 
-def by_position(losses: np.ndarray, bins: int = POSITION_BINS) -> dict[str, Any]:
+def by_position(losses: np.ndarray) -> dict[str, Any]:
     """Return the mean loss in equal bins of positions: their edges, and a loss in nats per bin.
 
     Args:
         losses: (windows, length), in nats.
     """
     length = losses.shape[1]
-    bins = min(bins, length)  # so that none is empty
+    bins = min(POSITION_BINS, length)  # so that none is empty
     edges = [round(i * length / bins) for i in range(bins + 1)]
     means = losses.mean(axis=0)
     nll = [round(float(means[a:b].mean()), 6) for a, b in itertools.pairwise(edges)]

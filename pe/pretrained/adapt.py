@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from accelerate import init_empty_weights
 from torch import Tensor
 from transformers import (
     AutoConfig,
@@ -133,7 +134,10 @@ class Adapted:
 
 
 def _adapted_class(host: type) -> type:
-    """It has the name of the host, because transformers' Trainer and pipelines go by the name."""
+    """Return the class of an adapted model.
+
+    It has the host's name, because transformers' Trainer and pipelines look models up by name.
+    """
     return type(host.__name__, (Adapted, host), {})
 
 
@@ -175,7 +179,7 @@ class AdaptedLoader:
                 f"{where}: no {', '.join(missing)}, which a {type(model).__name__} needs; it was "
                 f"saved as {', '.join(own.architectures or ('another class',))}"
             )
-        host = read_host(model)
+        host = host_of(read(model))
         _hook(model, host, made, _encodings(host, made.spec, made.layers, made.options))
         learned: dict[str, Tensor] = {}
         for file in sorted(where.glob("*.safetensors")):
@@ -233,7 +237,7 @@ def adapt(
     """
     _refuse_others(model)
     new: Model = _sharing_weights(model)
-    host = read_host(new)
+    host = host_of(read(new))
     chosen = _layers(host, spec, layers)
     options = _options(host, spec, length, options)
     if spec is None and plain is not False:
@@ -297,11 +301,6 @@ def _decoder(model: Any) -> Any:
     )
 
 
-def read_host(model: Any) -> Host:
-    """Read a model's configuration. ValueError: it is no decoder that rotates."""
-    return host_of(read(model))
-
-
 def _layers(host: Host, spec: str | None, layers: Sequence[int] | None) -> tuple[int, ...]:
     number = len(host.layers)
     if layers is not None:
@@ -347,14 +346,21 @@ def _refuse_undoing(host: Host, spec: str, wanted: Mapping[int, Encoding]) -> No
         rope = host.layers[index].rope
         if rope is None or not rope.extended or not enc.rotates:
             continue
-        name, factor = SCALINGS[rope.kind].encoding.name, _factor_of(enc, rope)
+        scaling: Any = rope.transform()
+        parts: Any = enc.modules()
+        same = (
+            part for part in parts
+            if type(part) is type(scaling) and part.length_dependent == scaling.length_dependent
+        )  # fmt: skip
+        factor = next((float(part.factor) for part in same), None)
         own = Scaled(rope.kind, rope.factor, "the model's configuration has")
         known = trained if trained is not None and trained.kind == rope.kind else own
         least = max(known.factor, own.factor)
-        for _, text in undoing(known, factor) or undoing(own, factor):
+        if mistake := undoing(known, factor) or undoing(own, factor):
             raise ValueError(
-                f"{spec!r}: {text}. Use {name!r} with a factor of {least:g} or more, alone "
-                f"or in a sum such as '{name}+window:4096'; 'nope' drops the rotation"
+                f"{spec!r}: {mistake.text}. Use {scaling.name!r} with a factor of {least:g} or "
+                f"more, alone or in a sum such as '{scaling.name}+window:4096'; 'nope' drops the "
+                "rotation"
                 + ("" if known is trained else "; if the scaling was added after training, load "
                    "the model without it")
             )  # fmt: skip
@@ -371,16 +377,6 @@ def _refuse_late_embedding(spec: str, chosen: Sequence[int]) -> None:
                     "once for all layers; name it in the first part of a schedule only, and let "
                     "layers begin with 0"
                 )
-
-
-def _factor_of(enc: Encoding, rope: Rope) -> float | None:
-    """Return the factor of the layer's own type of scaling in an encoding; None: it has none."""
-    own: Any = rope.transform()
-    parts = getattr(enc, "_all", (enc,))
-    for transform in (t for part in parts for t in getattr(part, "transforms", ())):
-        if type(transform) is type(own) and transform.length_dependent == own.length_dependent:
-            return float(transform.factor)
-    return None
 
 
 def _plain(
@@ -423,23 +419,26 @@ def _plain(
 def _set(model: Any, host: Host, settings: Settings) -> None:
     """Write the settings into the configuration, and do what loading a model with them would do.
 
-    Some models have several rotary modules, and latent attention scales its logits by YaRN's
-    ``mscale_all_dim``. So a model without weights is built, to copy these from.
+    A second model without weights is built from the configuration. The tables that its modules
+    computed, which are the buffers that are not saved, replace those of ``model``, together with
+    the plain attributes of these modules. Latent attention has no such tables, but scales its
+    logits by YaRN's ``mscale_all_dim``. Learned parameters stay, those of a rotary module too.
     """
     inner: Any = settings.transformers
     for key in host.source.inside:
         inner = inner[key]
     for name, value in inner.items():
         setattr(host.source.config, name, value)
-    decoder = _decoder(model)
-    with quiet(), torch.device("meta"):
-        like_loaded = _decoder(type(model)(model.config))
-    for name, built in like_loaded.named_modules():
-        module = decoder.get_submodule(name)
-        if type(built).__name__.endswith("RotaryEmbedding"):
-            with quiet():
-                rotary = type(built)(config=built.config)
-            decoder.set_submodule(name, rotary.to(next(module.buffers()).device))
+    with quiet(), init_empty_weights(include_buffers=False):
+        loaded = type(model)(model.config)
+    for name, built in loaded.named_modules():
+        module = model.get_submodule(name)
+        if tables := built._non_persistent_buffers_set:
+            device = next(module.buffers()).device
+            for table in tables:
+                module.register_buffer(table, built.get_buffer(table).to(device), persistent=False)
+            attributes = {k: v for k, v in vars(built).items() if not k.startswith("_")}
+            vars(module).update(attributes | {"training": module.training})
         elif isinstance(getattr(built, "scaling", None), float):
             module.scaling = built.scaling
 
@@ -550,22 +549,18 @@ def _with_own_scaling(
             replaced = {name for option in stated for name in REPLACED_BY.get(option, ())}
             settings = {n: v for n, v in kept.scaling_options().items() if n not in replaced}
             settings |= stated
-            if "long_factor" in settings and "long_factor" not in stated:
-                _refuse_factor_alone(rope, kept)
+            alone = "long_factor" in settings and "long_factor" not in stated
+            if alone and kept.factor != rope.factor:
+                raise ValueError(
+                    f"factor {kept.factor:g}: the factors of frequencies in the model's LongRoPE "
+                    f"were found for factor {rope.factor:g}; give long_factor too "
+                    "(pe.search_longrope)"
+                )
             lists |= {name: v for name, v in settings.items() if isinstance(v, list | tuple)}
             own = {n: v for n, v in settings.items() if n not in lists and n not in options}
             parts.append(part._replace(options=tuple(own.items())))
         layers.append(joined(tuple(parts)))
     return ", ".join(layers), lists | dict(options)
-
-
-def _refuse_factor_alone(rope: Rope, kept: Rope) -> None:
-    """Raise ValueError for LongRoPE's factors of one length at another."""
-    if kept.factor != rope.factor:
-        raise ValueError(
-            f"factor {kept.factor:g}: the factors of frequencies in the model's LongRoPE were "
-            f"found for factor {rope.factor:g}; give long_factor too (pe.search_longrope)"
-        )
 
 
 def _own(rope: Rope) -> Encoding:

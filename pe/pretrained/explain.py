@@ -75,7 +75,9 @@ def explain(path_or_model: str | Path | Any, length: int | None = None) -> Expla
     for method in methods:
         if method.name in ("as_it_is", "window"):
             continue
-        result = settings_for(source, method, host.layer_type, tokens)
+        result: Settings | str = method.remark
+        if method.rope is not None:
+            result = settings_for(source, method.rope, host.layer_type, tokens)
         if isinstance(result, Settings):
             settings[method.name] = result
         else:
@@ -140,8 +142,9 @@ def _main_layer(source: Source, layers: Sequence[Layer]) -> Layer:
 def _layer_type(source: Source, main: Layer) -> str | None:
     """Return the key of the main layers' block where each layer type has its block."""
     keys = nested_keys(source.config)
-    if not keys or main.rope is None:
+    if not keys:
         return None
+    assert main.rope is not None
     named = [key for key in keys if key.removesuffix("_attention") == main.attention]
     bases = {key: (source.config.rope_parameters[key] or {}).get("rope_theta") for key in keys}
     return next(key for key in named or keys if bases[key] == main.rope.base)

@@ -1,7 +1,7 @@
-"""A gguf file's metadata as a configuration. Tensors are not read, with one exception.
+"""Read the metadata of a gguf file as a configuration. Tensors are not read, with one exception.
 
-llama.cpp writes Llama 3's and LongRoPE's scaling as a small tensor of divisors, one per frequency
-(``rope_freqs.weight``, ``rope_factors_long.weight``), so that is looked at where it is there.
+llama.cpp writes Llama 3's and LongRoPE's scaling as small tensors of divisors, one per frequency
+(``rope_freqs.weight``, ``rope_factors_long.weight``). These are read where a file has them.
 """
 
 from __future__ import annotations

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 CLOSE = 1e-2
-"""How far logits may be from the head's product, in their standard deviations."""
+"""The largest difference between logits and the scaled product with the head's matrix, in standard
+deviations of the logits."""
 
 
 class _Body(nn.Module):

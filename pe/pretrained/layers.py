@@ -1,4 +1,4 @@
-"""From a configuration to what each layer does about positions."""
+"""Read from a configuration what each layer does about positions."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _reach(config: Any, kind: str | None) -> int | None:
         for name in ("sliding_window", "attention_window_size", "sliding_window_size"):
             window = getattr(config, name, None)
             # a model does not read what its class does not have by default
-            if window and hasattr(default_of(config), name):
+            if window and hasattr(default_of(config.__class__), name):
                 return whole_number(config, name)
         return None
     if "chunked" in kind:
@@ -157,7 +157,7 @@ def rope_block(config: Any, kind: str | None) -> Mapping[str, Any] | None:
     if settings:
         keys, expected = nested_keys(config), []
         if keys or getattr(config, "layer_types", None):
-            expected = nested_keys(default_of(config))
+            expected = nested_keys(default_of(config.__class__))
         if keys and not expected:
             raise ValueError(
                 f"rope_parameters has a block for each of {', '.join(keys)}, and transformers' "
@@ -178,13 +178,9 @@ def rope_block(config: Any, kind: str | None) -> Mapping[str, Any] | None:
     return None
 
 
-def default_of(config: Any) -> Any:
-    """Return the default configuration of the model type, which is that of its first release."""
-    return _default(config.__class__)
-
-
 @cache
-def _default(config_class: Any) -> Any:
+def default_of(config_class: Any) -> Any:
+    """Return the default configuration of a model type, which is that of its first release."""
     return config_class()
 
 

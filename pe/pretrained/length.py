@@ -11,6 +11,7 @@ from pe.pretrained.rope import Frozen, Rope
 
 ROOM_FOR_ANSWERS = {("qwen3", 40960): 32768, ("qwen3_moe", 40960): 32768}
 """Released models that state more than the texts of training, by type and stated length."""
+_ORIGINAL = "original_max_position_embeddings"
 
 
 class TrainingLength(Frozen):
@@ -25,9 +26,7 @@ class TrainingLength(Frozen):
     """False where a number is a default of transformers or a guess."""
 
 
-def training_length(
-    config: Any, raw: Mapping[str, Any] | None, rope: Rope | None
-) -> TrainingLength:
+def training_length(config: Any, raw: Mapping[str, Any] | None, rope: Rope) -> TrainingLength:
     """Read the training length of a configuration with ``rope`` in its main layers.
 
     Args:
@@ -46,49 +45,36 @@ def training_length(
     aliases = type(config).attribute_map
     names = {name for name, meant in aliases.items() if meant == "max_position_embeddings"}
     names |= {"max_position_embeddings", aliases.get("max_position_embeddings", "")}
-    stated = raw is None or any(name in raw for name in names)
-    if not stated:
-        return TrainingLength(
-            tokens=longest, original=longest, certain=False,
-            how=f"the file does not state it; {longest:,} is transformers' default for "
-            f"{config.model_type!r}",
-        )  # fmt: skip
     known = ROOM_FOR_ANSWERS.get((config.model_type, longest))
-    if known and (rope is None or not rope.scaled):
-        return TrainingLength(
-            tokens=known, original=known, certain=True,
-            how=f"its makers' model card; max_position_embeddings {longest:,} is that and "
-            f"{longest - known:,} of room for the answer",
-        )  # fmt: skip
-    if rope is None or not rope.scaled or rope.original_length is None:
-        return TrainingLength(
-            tokens=longest, original=longest, certain=True,
-            how="max_position_embeddings; the configuration scales nothing",
-        )  # fmt: skip
-    original = rope.original_length
-    written = raw is None or "original_max_position_embeddings" in raw or any(
-        "original_max_position_embeddings" in block for block in blocks(raw).values()
-    )  # fmt: skip
-    if rope.kind in ("linear", "dynamic", "ntk_alpha"):
-        return TrainingLength(
-            tokens=longest, original=longest, certain=False,
-            how=f"max_position_embeddings; the configuration scales with {rope.kind!r}, which "
-            "states no original length",
-        )  # fmt: skip
-    if not written:
-        return TrainingLength(
-            tokens=longest, original=original, certain=False,
-            how=f"max_position_embeddings, which transformers also takes for the original length "
-            f"of {rope.kind!r}, since none is stated",
-        )  # fmt: skip
-    covered = round(rope.factor * original) if rope.kind == "yarn" else longest
-    tokens = max(longest, covered)
-    how = f"max_position_embeddings {longest:,}"
-    if covered > longest:
+    written = raw is None or _ORIGINAL in raw or any(_ORIGINAL in b for b in blocks(raw).values())
+    tokens = original = longest
+    certain, how = False, "max_position_embeddings"
+    if raw is not None and not any(name in raw for name in names):
         how = (
-            f"factor {rope.factor:g} × {original:,}, though max_position_embeddings is {longest:,}"
+            f"the file does not state it; {longest:,} is transformers' default for "
+            f"{config.model_type!r}"
         )
-    return TrainingLength(
-        tokens=tokens, original=original, certain=True,
-        how=f"{how}; scaled with {rope.kind!r} from original_max_position_embeddings {original:,}",
-    )  # fmt: skip
+    elif known and not rope.scaled:
+        tokens, original, certain = known, known, True
+        how = (
+            f"its makers' model card; {how} {longest:,} is that and {longest - known:,} of room "
+            "for the answer"
+        )
+    elif not rope.scaled or rope.original_length is None:
+        certain, how = True, f"{how}; the configuration scales nothing"
+    elif rope.kind in ("linear", "dynamic", "ntk_alpha"):
+        how += f"; the configuration scales with {rope.kind!r}, which states no original length"
+    elif not written:
+        original = rope.original_length
+        how += (
+            f", which transformers also takes for the original length of {rope.kind!r}, since none "
+            "is stated"
+        )
+    else:
+        original, certain, how = rope.original_length, True, f"{how} {longest:,}"
+        if rope.kind == "yarn" and (covered := round(rope.factor * original)) > longest:
+            tokens = covered
+            stated = f"though max_position_embeddings is {longest:,}"
+            how = f"factor {rope.factor:g} × {original:,}, {stated}"
+        how += f"; scaled with {rope.kind!r} from {_ORIGINAL} {original:,}"
+    return TrainingLength(tokens=tokens, original=original, certain=certain, how=how)

@@ -28,27 +28,30 @@ def load(
             model type that `pe.explain` refuses.
     """
     source = read(Path(path))  # refuses what is no decoder, with its reason
-    name = source.name
-    if name.endswith(".gguf"):
-        where = {"pretrained_model_name_or_path": str(Path(name).parent)}
-        where["gguf_file"] = Path(name).name
-    else:
-        folder = Path(name).parent
-        if not list(folder.glob("*.safetensors")):
-            raise ValueError(
-                f"{folder}: no weights as safetensors; other formats can execute code and are not "
-                "read"
-            )
-        where = {"pretrained_model_name_or_path": str(folder)}
+    file = Path(source.name)
+    where = {
+        "pretrained_model_name_or_path": str(file.parent), "local_files_only": True,
+        "trust_remote_code": False,
+    }  # fmt: skip
+    more: dict[str, Any] = {"use_safetensors": True}
     with quiet(), quiet_libraries():
-        more: dict[str, Any] = {"use_safetensors": True}
-        if "gguf_file" in where:
+        if file.suffix == ".gguf":
+            where["gguf_file"] = file.name
             more = {"config": _with_rotation(AutoConfig.from_pretrained(**where), source.config)}
-        model = AutoModelForCausalLM.from_pretrained(
-            **where, dtype=dtype, trust_remote_code=False, local_files_only=True, **more
-        )
-        tokenizer = _tokenizer(where)
-    if "gguf_file" in where:
+        elif not list(file.parent.glob("*.safetensors")):
+            raise ValueError(
+                f"{file.parent}: no weights as safetensors; other formats can execute code and are "
+                "not read"
+            )
+        model: Any = AutoModelForCausalLM.from_pretrained(**where, **more, dtype=dtype)
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(**where)
+        except (OSError, ValueError) as error:
+            raise ValueError(
+                f"{file.parent}: no tokenizer that transformers can read; put the model's own "
+                f"there (tokenizer.save_pretrained({str(file.parent)!r}))"
+            ) from error
+    if file.suffix == ".gguf":
         _forget_bits(model)
     return model.eval(), tokenizer
 
@@ -65,21 +68,11 @@ def _with_rotation(config: Any, own: Any) -> Any:
     return config
 
 
-def _tokenizer(where: dict[str, str]) -> Any:
-    try:
-        return AutoTokenizer.from_pretrained(
-            **where, trust_remote_code=False, local_files_only=True
-        )
-    except (OSError, ValueError) as error:
-        folder = where["pretrained_model_name_or_path"]
-        raise ValueError(
-            f"{folder}: no tokenizer that transformers can read; put the model's own there "
-            f"(tokenizer.save_pretrained({folder!r}))"
-        ) from error
-
-
 def _forget_bits(model: Any) -> None:
-    """The weights are plain numbers now; transformers would refuse to save them as quantized."""
+    """Remove the mark of quantization, with which transformers would refuse to save the model.
+
+    Its weights are floating-point numbers now.
+    """
     for name in ("hf_quantizer", "quantization_method", "is_quantized"):
         if name in vars(model):
             delattr(model, name)

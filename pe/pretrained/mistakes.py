@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from pe._errors import nearest
@@ -24,51 +24,40 @@ class Mistake(Frozen):
 
 
 def find_mistakes(
-    source: Source, layers: Sequence[Layer], rope: Rope | None, trained: TrainingLength
+    source: Source, layers: Sequence[Layer], rope: Rope, trained: TrainingLength
 ) -> list[Mistake]:
     """Return all warnings about a configuration, those about the file itself first."""
-    raw = source.raw or {}
-    if not hasattr(source.config, "rope_parameters"):  # GPT-J and CodeGen
-        text = "is not read by transformers' {!r}, whose base is in its code"
-        text = text.format(source.config.model_type)
+    config, raw = source.config, source.raw or {}
+    if not hasattr(config, "rope_parameters"):  # GPT-J and CodeGen
+        text = f"is not read by transformers' {config.model_type!r}, whose base is in its code"
         return [Mistake(name="field not read", text=f"{place} {text}") for place in blocks(raw)]
-    mistakes = []
-    if source.raw is not None and rope is not None:
-        mistakes += [
-            *_original_missing(raw, trained), *_base_lost(raw, rope),
-            *_not_read(raw, source.config),
+    of_the_file: list[Mistake] = []
+    if source.raw is not None:
+        of_the_file += [
+            *_original_missing(raw, trained), *_base_lost(raw, rope), *_not_read(raw, config),
         ]  # fmt: skip
-    if rope is not None:
-        mistakes += [
-            *_undone(source.config, rope), *_mismatch(raw, rope),
-            *_temperature_twice(rope), *_dynamic(raw, rope),
-            *_truncate(source.config, rope),
-        ]  # fmt: skip
-    mistakes += _windowed(source.config, layers)
-    return [Mistake(name=name, text=text) for name, text in mistakes]
-
-
-Found = list[tuple[str, str]]
-
-
-def _original_missing(raw: Mapping[str, Any], trained: TrainingLength) -> Found:
-    if "original_max_position_embeddings" in raw:
-        return []
     return [
-        (
-            "original length missing",
-            f"{place} has type {kind_of(block)!r} without original_max_position_embeddings, so "
-            f"transformers counts from max_position_embeddings {trained.original:,}; if that is "
-            "the extended length, every frequency comes out wrong. Add the length before extension",
-        )
-        for place, block in blocks(raw).items()
-        if kind_of(block) in COUNTING and "original_max_position_embeddings" not in block
+        *of_the_file, *_undone(config, rope), *_mismatch(raw, rope), *_temperature_twice(rope),
+        *_dynamic(raw, rope), *_truncate(config, rope), *_windowed(config, layers),
     ]  # fmt: skip
 
 
-def _not_read(raw: Mapping[str, Any], config: Any) -> Found:
-    """Return the fields that are misspelt, or that belong to another type of scaling."""
-    mistakes = []
+def _original_missing(raw: Mapping[str, Any], trained: TrainingLength) -> Iterator[Mistake]:
+    if "original_max_position_embeddings" in raw:
+        return
+    for place, block in blocks(raw).items():
+        if kind_of(block) in COUNTING and "original_max_position_embeddings" not in block:
+            yield Mistake(
+                name="original length missing",
+                text=f"{place} has type {kind_of(block)!r} without "
+                "original_max_position_embeddings, so transformers counts from "
+                f"max_position_embeddings {trained.original:,}; if that is the extended length, "
+                "every frequency comes out wrong. Add the length before extension",
+            )
+
+
+def _not_read(raw: Mapping[str, Any], config: Any) -> Iterator[Mistake]:
+    """Find fields that are misspelt, or that belong to another type of scaling."""
     for place, block in blocks(raw).items():
         kind = kind_of(block)
         fields = FIELDS.get(kind, ())
@@ -88,33 +77,31 @@ def _not_read(raw: Mapping[str, Any], config: Any) -> Found:
             if value is not None and name not in read
         ]
         if names:
-            text = (
-                f"transformers' {config.model_type!r} does not read these fields of {place} with "
-                f"the type {kind!r}: {', '.join(names)}"
+            yield Mistake(
+                name="field not read",
+                text=f"transformers' {config.model_type!r} does not read these fields of {place} "
+                f"with the type {kind!r}: {', '.join(names)}",
             )
-            mistakes.append(("field not read", text))
-    return mistakes
 
 
-def _base_lost(raw: Mapping[str, Any], rope: Rope) -> Found:
+def _base_lost(raw: Mapping[str, Any], rope: Rope) -> Iterator[Mistake]:
     names = ("rope_theta", "rotary_emb_base", "rope_local_base_freq", "layer_rope_theta")
-    written = any(raw.get(name) for name in names)
-    written = written or any("rope_theta" in block for block in blocks(raw).values())
-    if written:
-        return []
+    written = blocks(raw)
+    if any(raw.get(name) for name in names) or any("rope_theta" in b for b in written.values()):
+        return
     default = f"the base is transformers' default, {number(rope.base)}"
-    if blocks(raw) and rope.base == 10000:  # another default is that of the type's first release
-        return [
-            (
-                "base lost",
-                f"the file has a block of rotary settings and no rope_theta, so {default}. "
-                "Replacing rope_parameters drops the base that was in it, and a model trained with "
-                "another base reads almost nothing right; take it from the original config.json",
-            )
-        ]
-    return [
-        ("base not stated", f"the file has no rope_theta, so {default}; check that it is meant")
-    ]
+    if written and rope.base == 10000:  # another default is that of the type's first release
+        yield Mistake(
+            name="base lost",
+            text=f"the file has a block of rotary settings and no rope_theta, so {default}. "
+            "Replacing rope_parameters drops the base that was in it, and a model trained with "
+            "another base reads almost nothing right; take it from the original config.json",
+        )
+    else:
+        yield Mistake(
+            name="base not stated",
+            text=f"the file has no rope_theta, so {default}; check that it is meant",
+        )
 
 
 class Scaled(NamedTuple):
@@ -133,7 +120,7 @@ class Scaled(NamedTuple):
 
 def trained_scaling(config: Any) -> Scaled | None:
     """Return the scaling that the released models of this type were trained with, if any."""
-    block = getattr(default_of(config), "rope_parameters", None) or {}
+    block = getattr(default_of(config.__class__), "rope_parameters", None) or {}
     block = next((v for v in block.values() if isinstance(v, Mapping)), block)
     kind, factor = kind_of(block), block.get("factor")
     if factor is None or kind not in SCALINGS:
@@ -147,121 +134,105 @@ def trained_so(config: Any, rope: Rope) -> bool:
     return trained is not None and trained.kind == rope.kind
 
 
-def undoing(trained: Scaled, factor: float | None) -> Found:
-    """Return what is wrong with ``factor`` in a model trained with a scaling, [] if nothing is.
+def undoing(trained: Scaled, factor: float | None) -> Mistake | None:
+    """Return what is wrong with ``factor`` in a model trained with a scaling, if anything is.
 
     Args:
         factor: that of the same type of scaling; None: there is no such scaling.
     """
     why = f"{trained.whose}; weights trained with a scaling keep it, also for short texts"
     if factor is None:
-        return [("scaling trained in is lost", f"it has no {trained.title}, which {why}")]
+        text = f"it has no {trained.title}, which {why}"
+        return Mistake(name="scaling trained in is lost", text=text)
     if factor < trained.factor:
         text = f"factor {factor:g} is less than {trained.factor:g}, which {why}"
-        return [("factor below the one trained in", text)]
-    return []
+        return Mistake(name="factor below the one trained in", text=text)
+    return None
 
 
-def _undone(config: Any, rope: Rope) -> Found:
+def _undone(config: Any, rope: Rope) -> Iterator[Mistake]:
     trained = trained_scaling(config)
-    if trained is None:
-        return []
-    return undoing(trained, rope.factor if rope.kind == trained.kind else None)
+    if trained is not None:
+        mistake = undoing(trained, rope.factor if rope.kind == trained.kind else None)
+        if mistake is not None:
+            yield mistake
 
 
-def _mismatch(raw: Mapping[str, Any], rope: Rope) -> Found:
+def _mismatch(raw: Mapping[str, Any], rope: Rope) -> Iterator[Mistake]:
     longest, original = raw.get("max_position_embeddings"), rope.original_length
     if rope.kind != "yarn" or not isinstance(longest, int) or not original:
-        return []
+        return
     covered = rope.factor * original
-    if longest == original or abs(covered / longest - 1) < 1e-3:
-        return []
-    less = "less" if covered < longest else "more"
-    return [
-        (
-            "factor and lengths disagree",
-            f"factor {rope.factor:g} × original length {original:,} is {covered:,.0f} tokens, "
-            f"{less} than max_position_embeddings {longest:,}",
+    if longest != original and abs(covered / longest - 1) >= 1e-3:
+        yield Mistake(
+            name="factor and lengths disagree",
+            text=f"factor {rope.factor:g} × original length {original:,} is {covered:,.0f} tokens, "
+            f"{'less' if covered < longest else 'more'} than max_position_embeddings {longest:,}",
         )
-    ]
 
 
-def _temperature_twice(rope: Rope) -> Found:
-    settings, found = rope.settings, []
-    chosen = settings.get("attention_factor")
-    all_dim = settings.get("mscale_all_dim")
-    if rope.kind == "yarn" and chosen is not None and settings.get("mscale"):
-        found.append(
-            (
-                "attention_factor twice",
-                f"attention_factor {chosen:g} and mscale are both set; transformers takes "
-                "attention_factor and ignores mscale, other programs multiply the two",
-            )
+def _temperature_twice(rope: Rope) -> Iterator[Mistake]:
+    chosen = rope.settings.get("attention_factor")
+    all_dim = rope.settings.get("mscale_all_dim")
+    if rope.kind != "yarn" or chosen is None:
+        return
+    if rope.settings.get("mscale"):
+        yield Mistake(
+            name="attention_factor twice",
+            text=f"attention_factor {chosen:g} and mscale are both set; transformers takes "
+            "attention_factor and ignores mscale, other programs multiply the two",
         )
-    if rope.kind == "yarn" and rope.latent and chosen is not None and all_dim and chosen != 1:
-        found.append(
-            (
-                "attention_factor twice",
-                f"attention_factor {chosen:g} is on cos and sin, and mscale_all_dim {all_dim:g} "
-                f"multiplies logits by {magnitude(rope.factor, all_dim) ** 2:.3f} once more",
-            )
+    if rope.latent and all_dim and chosen != 1:
+        yield Mistake(
+            name="attention_factor twice",
+            text=f"attention_factor {chosen:g} is on cos and sin, and mscale_all_dim {all_dim:g} "
+            f"multiplies logits by {magnitude(rope.factor, all_dim) ** 2:.3f} once more",
         )
-    return found
 
 
-def _dynamic(raw: Mapping[str, Any], rope: Rope) -> Found:
+def _dynamic(raw: Mapping[str, Any], rope: Rope) -> Iterator[Mistake]:
     first = raw.get("original_max_position_embeddings") or next(
         (block.get("original_max_position_embeddings") for block in blocks(raw).values()), None
     )
     longest = raw.get("max_position_embeddings")
-    if rope.kind != "dynamic" or not first or not longest or first >= longest:
-        return []
-    return [
-        (
-            "dynamic counts from the longest length",
-            f"transformers' dynamic scaling starts at max_position_embeddings {longest:,} and does "
-            f"not read original_max_position_embeddings {first:,}; between the two nothing is "
-            f"scaled. Leave max_position_embeddings at {first:,}",
+    if rope.kind == "dynamic" and first and longest and first < longest:
+        yield Mistake(
+            name="dynamic counts from the longest length",
+            text="transformers' dynamic scaling starts at max_position_embeddings "
+            f"{longest:,} and does not read original_max_position_embeddings {first:,}; between "
+            f"the two nothing is scaled. Leave max_position_embeddings at {first:,}",
         )
-    ]
 
 
-def _truncate(config: Any, rope: Rope) -> Found:
+def _truncate(config: Any, rope: Rope) -> Iterator[Mistake]:
     inside = [config.rope_parameters[key] or {} for key in nested_keys(config)]
-    if rope.kind != "yarn" or all(block.get("truncate") is not False for block in inside):
-        return []
-    return [
-        (
-            "truncate is not read",
-            "transformers reads truncate beside the layer types, not inside their blocks, so the "
-            "ends of YaRN's ramp are rounded all the same",
+    if rope.kind == "yarn" and any(block.get("truncate") is False for block in inside):
+        yield Mistake(
+            name="truncate is not read",
+            text="transformers reads truncate beside the layer types, not inside their blocks, so "
+            "the ends of YaRN's ramp are rounded all the same",
         )
-    ]
 
 
-def _windowed(config: Any, layers: Sequence[Layer]) -> Found:
-    """Find YaRN in layers whose windows are shorter than the original length."""
+def _windowed(config: Any, layers: Sequence[Layer]) -> Iterator[Mistake]:
+    """Find a scaling in layers whose windows are shorter than the original length."""
     scaled = [
-        layer for layer in layers
+        (layer.rope, layer.reach) for layer in layers
         if layer.rope is not None and layer.rope.scaled and layer.reach is not None
         and layer.reach <= (layer.rope.original_length or layer.reach)
     ]  # fmt: skip
     if not scaled:
-        return []
-    rope = scaled[0].rope
-    assert rope is not None
-    if rope.kind == "llama3" or trained_so(config, rope):
-        return []
-    return [
-        (
-            f"{rope.kind} over windowed layers",
-            f"{len(scaled)} layers see {scaled[0].reach:,} tokens and never meet a new angle, and "
-            f"{rope.kind} slows their frequencies too; "
-            + (
-                "leave the block of these layers as it was"
-                if nested_keys(config)
-                else "transformers has one block for all layers of this type, so it cannot be "
-                "avoided there"
-            ),
+        return
+    rope, reach = scaled[0]
+    if rope.kind != "llama3" and not trained_so(config, rope):
+        how = (
+            "leave the block of these layers as it was"
+            if nested_keys(config)
+            else "transformers has one block for all layers of this type, so it cannot be avoided "
+            "there"
         )
-    ]
+        yield Mistake(
+            name=f"{rope.kind} over windowed layers",
+            text=f"{len(scaled)} layers see {reach:,} tokens and never meet a new angle, and "
+            f"{rope.kind} slows their frequencies too; {how}",
+        )

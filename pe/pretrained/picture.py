@@ -108,6 +108,6 @@ def _row(does: Layer, length: int, with_base: bool) -> LayerRow:
 LONGEST = 1024
 """Tokens that the panel of layers shows where no layer has a window."""
 _POSITIONS = {"rotation": "rope", "none": "nope"}
-"""Encodings whose colours layers have."""
+"""Encodings whose colours stand for what layers do."""
 _ENCODINGS = {"as_it_is": "rope", "yarn_dynamic": "yarn", "abf": "multiscale_rope"}
-"""Encodings whose colours methods have, where the two have different names."""
+"""Encodings whose colours stand for methods that have another name."""

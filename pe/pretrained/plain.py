@@ -16,8 +16,8 @@ from pe.encodings.pi import PI
 from pe.encodings.rope import RoPE
 from pe.encodings.yarn import YaRN
 from pe.pretrained.explain import Host
-from pe.pretrained.methods import method, with_settings
-from pe.pretrained.rope import PAPERS, Rope
+from pe.pretrained.methods import with_settings
+from pe.pretrained.rope import Rope
 from pe.pretrained.settings import Settings, settings_for
 
 
@@ -30,18 +30,12 @@ def plain_settings(host: Host, enc: RoPE, length: int) -> Settings | str:
     now, trained = host.rope, host.training.original
     if now.kind == "proportional" or (enc.layout, enc.rotary_dim) != (now.layout, now.width):
         return "it rotates other channels"
-    candidates = _ropes(enc, now, trained)
-    reason = "transformers has no setting for these frequencies"
-    for rope in candidates:
-        wanted = method(
-            rope.kind, rope.kind, PAPERS[rope.kind], now=now, trained=trained, length=length,
-            rope=rope, short_texts="",
-        )  # fmt: skip
-        result = settings_for(host.source, wanted, host.layer_type, length)
+    result: Settings | str = "transformers has no setting for these frequencies"
+    for rope in _ropes(enc, now, trained):
+        result = settings_for(host.source, rope, host.layer_type, length)
         if isinstance(result, Settings):
-            return result
-        reason = result
-    return reason
+            break
+    return result
 
 
 def _ropes(enc: RoPE, now: Rope, trained: int) -> list[Rope]:

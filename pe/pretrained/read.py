@@ -1,4 +1,4 @@
-"""From a path or a live object to a transformers configuration. Nothing is executed or fetched.
+"""Read a path or a live object as a transformers configuration. Nothing is executed or fetched.
 
 A checkpoint's own code is never run, whatever its ``auto_map`` asks for: a model type that the
 installed transformers does not have is refused.
@@ -227,23 +227,21 @@ def blocks(raw: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
 def _check_raw(raw: Mapping[str, Any]) -> None:
     """Raise ValueError for settings that contradict each other or cannot be computed with."""
     written = blocks(raw)
-    outside = raw.get("original_max_position_embeddings")
     for place, block in written.items():
         if "vision" in str(raw.get("model_type", "")):
             continue
         try:
             check_block(block)
-            _check_original(block, outside)
+            _check_original(block, raw.get("original_max_position_embeddings"))
         except ValueError as error:
             raise ValueError(f"{place}: {error}") from error
-    both = [written.get(name) for name in ("rope_parameters", "rope_scaling")]
-    if both[0] is not None and both[1] is not None:
-        for key in sorted(set(both[0]) & set(both[1])):
-            if both[0][key] != both[1][key]:
-                raise ValueError(
-                    f"rope_parameters and rope_scaling contradict each other: {key} is "
-                    f"{both[0][key]!r} in one and {both[1][key]!r} in the other; keep one block"
-                )
+    one, other = (written.get(name, {}) for name in ("rope_parameters", "rope_scaling"))
+    for key in sorted(one.keys() & other.keys()):
+        if one[key] != other[key]:
+            raise ValueError(
+                f"rope_parameters and rope_scaling contradict each other: {key} is {one[key]!r} in "
+                f"one and {other[key]!r} in the other; keep one block"
+            )
     for place, block in written.items():
         base = block.get("rope_theta")
         root = raw.get("rope_theta")

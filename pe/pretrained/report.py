@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pe._errors import unknown
 from pe.pretrained.advice import Advice
 from pe.pretrained.layers import Layer
 from pe.pretrained.length import TrainingLength
@@ -13,6 +14,7 @@ from pe.pretrained.methods import Method
 from pe.pretrained.mistakes import Mistake
 from pe.pretrained.rope import Frozen, Rope
 from pe.pretrained.settings import Settings
+from pe.pretrained.show import markdown
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -83,12 +85,10 @@ class Explanation(Frozen):
     @property
     def first_unseen(self) -> int | None:
         """The first distance with an angle that training did not have; None: there is none."""
-        return next(method for method in self.methods if method.name == "as_it_is").first_unseen
+        return self.method("as_it_is").first_unseen
 
     def method(self, name: str) -> Method:
         """Return a method by its name."""
-        from pe._errors import unknown
-
         for method in self.methods:
             if method.name == name:
                 return method
@@ -96,8 +96,6 @@ class Explanation(Frozen):
 
     def markdown(self) -> str:
         """Return the explanation as Markdown."""
-        from pe.pretrained.show import markdown
-
         return markdown(self)
 
     def figure(self) -> Figure:
@@ -125,12 +123,7 @@ class Explanation(Frozen):
 
 def kinds_of(layers: Sequence[Layer]) -> tuple[Kind, ...]:
     """Return the layers in groups that do the same, in the order of their first ones."""
-    groups: list[tuple[Layer, list[int]]] = []
+    groups: dict[int, list[int]] = {}
     for index, layer in enumerate(layers):
-        for does, members in groups:
-            if does == layer:
-                members.append(index)
-                break
-        else:
-            groups.append((layer, [index]))
-    return tuple(Kind(layers=tuple(members), does=does) for does, members in groups)
+        groups.setdefault(layers.index(layer), []).append(index)
+    return tuple(Kind(layers=tuple(own), does=layers[first]) for first, own in groups.items())

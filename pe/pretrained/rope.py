@@ -29,7 +29,7 @@ Layout = Literal["half", "interleaved"]
 
 
 class Frozen(BaseModel):
-    """A base of what is read: fields that do not change, and no others."""
+    """Base class of what is read from a configuration: immutable, and without other fields."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

@@ -16,7 +16,6 @@ import torch
 
 from pe.pretrained import families
 from pe.pretrained.layers import nested_keys, read_layers
-from pe.pretrained.methods import Method
 from pe.pretrained.read import Source, quiet
 from pe.pretrained.rope import Frozen, Rope
 
@@ -27,7 +26,6 @@ ROUNDING = 1e-5
 class Settings(Frozen):
     """The settings of one method."""
 
-    method: str
     transformers: dict[str, Any]
     """For config.json, transformers 5 and later."""
     older: dict[str, Any] | None
@@ -41,20 +39,17 @@ class Settings(Frozen):
     those of this package; float32 rounds by about 1e-7."""
 
 
-def settings_for(
-    source: Source, method: Method, layer_type: str | None, length: int
-) -> Settings | str:
-    """Return the settings of a method, checked by computing transformers' frequencies with them.
+def settings_for(source: Source, rope: Rope, layer_type: str | None, length: int) -> Settings | str:
+    """Return the settings of a rotation, checked by computing transformers' frequencies with them.
 
     Args:
-        layer_type: the layers that the method is for, where layers differ in their settings.
+        layer_type: the layers that get the rotation, where layers differ in their settings.
+        length: tokens to be read.
 
     Returns:
         The settings, or in one line why there are none.
     """
-    if method.rope is None:
-        return method.remark
-    config, rope = source.config, method.rope
+    config = source.config
     if not hasattr(config, "rope_parameters"):
         return f"transformers' {type(config).__name__} has no rotary settings, its base is in code"
     block = dict(rope.settings)
@@ -83,7 +78,7 @@ def settings_for(
     except ValueError as error:
         return str(error)
     return Settings(
-        method=method.name, transformers=_inside(source, settings),
+        transformers=_inside(source, settings),
         older=_older(source, root, block, built, length),
         vllm=_vllm(source, parameters, rope, length),
         llama_cpp=_llama_cpp(source, rope, length), difference=difference,

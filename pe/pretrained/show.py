@@ -107,7 +107,7 @@ def _kind(kind: Kind) -> list[str]:
 
 
 def _queries(kinds: Sequence[Kind]) -> list[str]:
-    """What layers do to queries and logits besides; nothing where none does anything."""
+    """List temperatures and sinks by layer, in one item; empty where no layer has any."""
     layers: dict[str, list[int]] = {}
     for kind in kinds:
         sink = "a learned sink in each head" if kind.does.sink else ""
@@ -121,7 +121,7 @@ def _queries(kinds: Sequence[Kind]) -> list[str]:
 
 
 def number(value: float) -> str:
-    """With commas, and fractions to six digits."""
+    """Write a number with commas between thousands, and a fraction with six digits."""
     return f"{value:,.0f}" if value == int(value) else f"{value:,.6g}"
 
 
@@ -223,7 +223,7 @@ def _blocks(e: Explanation, name: str) -> list[str]:
 
 
 def _json(settings: Mapping[str, Any]) -> str:
-    """A block of JSON; lists of numbers fill lines, because LongRoPE has one per frequency."""
+    """Write a block of JSON. Lists fill their lines, because LongRoPE's have many numbers."""
 
     def filled(match: re.Match[str]) -> str:
         indent = match[1] + "  "

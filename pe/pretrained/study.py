@@ -19,10 +19,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from itertools import groupby, repeat
 from typing import Annotated, Any, ClassVar
 
@@ -216,16 +214,22 @@ def carry_out(
 
     missing = [n for n, run in enumerate(runs) if not run.complete]
     groups = [
-        (trained, deque(numbers))
+        (trained, iter([*numbers]))
         for trained, numbers in groupby(missing, lambda n: study.runs[n].trained)
     ]
+    stopped = threading.Event()
 
-    def in_a_place(left: deque[int], card: str | None) -> int:
-        """Carry out what is left, one by one; returns how many failed."""
+    def in_a_place(left: Iterator[int], card: str | None) -> int:
+        """Carry out the next trials until none is left, and return how many failed."""
         failed = 0
-        with _nothing_more(groups):
-            while (number := _first(left)) is not None:
+        for number in left:  # the places share this iterator, so each trial is taken once
+            if stopped.is_set():
+                break
+            try:
                 failed += fails(number, card)
+            except BaseException:
+                stopped.set()
+                raise
         return failed
 
     def on_card(card: str | None) -> int:
@@ -237,29 +241,13 @@ def carry_out(
         return failed
 
     tell(f"trainings take {steps:,} steps")
-    with ThreadPoolExecutor(len(cards)) as pool, _nothing_more(groups):
-        failed = sum(pool.map(on_card, cards))
+    with ThreadPoolExecutor(len(cards)) as pool:
+        try:
+            failed = sum(pool.map(on_card, cards))
+        finally:
+            stopped.set()  # after Ctrl-C no other trial begins, and those that run are waited for
     tell("the end")
     return failed
-
-
-def _first(left: deque[int]) -> int | None:
-    """Take the first; None if another thread took the last."""
-    try:
-        return left.popleft()
-    except IndexError:
-        return None
-
-
-@contextmanager
-def _nothing_more(groups: Sequence[tuple[bool, deque[int]]]) -> Iterator[None]:
-    """Let no other trial begin after an exception or Ctrl-C; those that run are waited for."""
-    try:
-        yield
-    except BaseException:
-        for _, left in groups:
-            left.clear()
-        raise
 
 
 def _label(trial: Trial) -> str:

@@ -25,9 +25,11 @@ from pe.evaluation.longrope.search import search_factors
 from pe.evaluation.retrieval import evaluate_retrieval
 from pe.evaluation.sample import FINITE
 from pe.evaluation.scorer import Log, NotFinite, Scorer
-from pe.pretrained.adapt import Adapted, read_host
+from pe.pretrained.adapt import Adapted
+from pe.pretrained.explain import host_of
 from pe.pretrained.judged import Judged
 from pe.pretrained.load import load
+from pe.pretrained.read import read
 from pe.pretrained.recalibrate import Recalibration
 from pe.pretrained.record import PretrainedRun
 from pe.recipes.recipe import Recipe
@@ -140,7 +142,7 @@ class _Trial:
         return known | {"long_factor": list(factors)}
 
     def _begin(self, data: TokenData, new: Any) -> dict[str, Any]:
-        training = read_host(self.model).training
+        training = host_of(read(self.model)).training
         config = new.config.get_text_config(decoder=True)
         return {
             "schema": SCHEMA_VERSION, "created": now(), "finished": None,

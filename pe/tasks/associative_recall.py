@@ -67,9 +67,6 @@ class AssociativeRecall(Task):
     def answers(self) -> tuple[int, ...]:
         return tuple(range(self.vocabulary // 2, self.vocabulary))
 
-    def max_tokens(self, length: int) -> int:
-        return length
-
     def make(self, draws: Draws, length: int, split: str) -> Example:
         half, told = self.vocabulary // 2, 2 * self.pairs
         keys = 1 + draws.distinct(half - 1, self.pairs)

@@ -34,10 +34,7 @@ class EvenPairs(OneSymbol):
         def ends(tokens: Int, places: Int) -> Int:
             return np.array([int(tokens[0] != tokens[places[0] - 1])])
 
-        return (
-            Baseline("zero", "It is always even.", constant(0)),
-            Baseline("ends", "It is odd if the ends differ.", ends),
-        )
+        return *super().baselines(), Baseline("ends", "It is odd if the ends differ.", ends)
 
 
 @register("modular_arithmetic", title="Modular arithmetic", paper=PAPER, source=SOURCE)
@@ -63,9 +60,6 @@ class ModularArithmetic(OneSymbol):
             term %= MODULUS
         return np.array([(total + term) % MODULUS])
 
-    def baselines(self) -> tuple[Baseline, ...]:
-        return (Baseline("zero", "The result is always 0.", constant(0)),)
-
 
 @register("parity_check", title="Parity check", paper=PAPER, source=SOURCE)
 class ParityCheck(OneSymbol):
@@ -80,10 +74,7 @@ class ParityCheck(OneSymbol):
         def last(tokens: Int, places: Int) -> Int:
             return tokens[places - 1]
 
-        return (
-            Baseline("zero", "It is always even.", constant(0)),
-            Baseline("last bit", "It is the last bit.", last),
-        )
+        return *super().baselines(), Baseline("last bit", "It is the last bit.", last)
 
 
 @register("cycle_navigation", title="Cycle navigation", paper=PAPER, source=SOURCE)

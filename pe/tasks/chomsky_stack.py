@@ -18,7 +18,7 @@ import numpy as np
 from pe.tasks.core.chomsky import PAPER, SOURCE, Bits, Chomsky, OneSymbol, in_order
 from pe.tasks.core.draws import Draws, Int
 from pe.tasks.core.registry import register
-from pe.tasks.core.scoring import Baseline, constant
+from pe.tasks.core.scoring import Baseline
 
 MODULUS = 5
 END, POP, PUSH = 2, 2, 3
@@ -47,9 +47,6 @@ class StackManipulation(Chomsky):
     def asked(self, answer: Int) -> int:
         return int((answer == END).argmax()) + 1
 
-    def baselines(self) -> tuple[Baseline, ...]:
-        return (Baseline("zero", "It is all zeros.", constant(0)),)
-
 
 @register("reverse_string", title="Reverse string", paper=PAPER, source=SOURCE)
 class ReverseString(Bits):
@@ -59,10 +56,7 @@ class ReverseString(Bits):
         return question[::-1].copy()
 
     def baselines(self) -> tuple[Baseline, ...]:
-        return (
-            Baseline("zero", "It is all zeros.", constant(0)),
-            Baseline("in order", "The string as it is.", in_order),
-        )
+        return *super().baselines(), Baseline("in order", "The string as it is.", in_order)
 
 
 def draw_expression(draws: Draws, length: int, operators: str) -> str:
@@ -116,9 +110,6 @@ class ModularArithmeticBrackets(OneSymbol):
     def solution(self, question: Int) -> Int:
         return np.array([value_of("".join(self.written[token] for token in question))])
 
-    def baselines(self) -> tuple[Baseline, ...]:
-        return (Baseline("zero", "The result is always 0.", constant(0)),)
-
 
 @register("solve_equation", title="Solve equation", paper=PAPER, source=SOURCE)
 class SolveEquation(OneSymbol):
@@ -154,7 +145,4 @@ class SolveEquation(OneSymbol):
         def value(tokens: Int, places: Int) -> Int:
             return tokens[places - 1]
 
-        return (
-            Baseline("zero", "x is always 0.", constant(0)),
-            Baseline("value", "x is the value of the expression.", value),
-        )
+        return *super().baselines(), Baseline("value", "x is the value of the expression.", value)

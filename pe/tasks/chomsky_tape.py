@@ -55,10 +55,7 @@ class DuplicateString(Bits):
             length = len(places) // 2
             return np.concatenate((tokens[:length], np.zeros(length, dtype=np.int64)))
 
-        return (
-            Baseline("zero", "It is all zeros.", constant(0)),
-            Baseline("once", "The string, then zeros.", once),
-        )
+        return *super().baselines(), Baseline("once", "The string, then zeros.", once)
 
 
 @register("missing_duplicate_string", title="Missing duplicate", paper=PAPER, source=SOURCE)
@@ -93,10 +90,7 @@ class OddsFirst(Bits):
         return np.concatenate((question[1::2], question[::2]))
 
     def baselines(self) -> tuple[Baseline, ...]:
-        return (
-            Baseline("zero", "It is all zeros.", constant(0)),
-            Baseline("in order", "The string as it is.", in_order),
-        )
+        return *super().baselines(), Baseline("in order", "The string as it is.", in_order)
 
 
 class Binary(Chomsky):
@@ -127,10 +121,7 @@ class BinaryAddition(Binary):
         return np.pad(bits, (0, len(question) + 1 - len(bits)))
 
     def baselines(self) -> tuple[Baseline, ...]:
-        return (
-            Baseline("zero", "It is all zeros.", constant(0)),
-            Baseline("as read", "The question as it is.", in_order),
-        )
+        return *super().baselines(), Baseline("as read", "The question as it is.", in_order)
 
 
 @register("binary_multiplication", title="Binary multiplication", paper=PAPER, source=SOURCE)
@@ -144,9 +135,6 @@ class BinaryMultiplication(Binary):
         product = number_of(question[:middle]) * number_of(question[middle + 1 :])
         bits = np.array([*bits_of(product), END])
         return np.pad(bits, (0, len(question) - len(bits)))
-
-    def baselines(self) -> tuple[Baseline, ...]:
-        return (Baseline("zero", "It is all zeros.", constant(0)),)
 
 
 @register("compute_sqrt", title="Square root", paper=PAPER, source=SOURCE)
@@ -181,7 +169,4 @@ class BucketSort(Chomsky):
             """Return the symbols in order, each at a fifth of the places."""
             return np.arange(len(places)) * self.outputs // len(places)
 
-        return (
-            Baseline("zero", "It is all zeros.", constant(0)),
-            Baseline("even", "As many of each symbol.", even),
-        )
+        return *super().baselines(), Baseline("even", "As many of each symbol.", even)

@@ -50,9 +50,6 @@ class KBack(Task):
             return tuple(range(self.items))
         return self.items, self.items + 1
 
-    def max_tokens(self, length: int) -> int:
-        return length
-
     def make(self, draws: Draws, length: int, split: str) -> Example:
         x = draws.integers(0, self.items, length)
         if self.read == "copy":

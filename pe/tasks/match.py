@@ -41,9 +41,6 @@ class Match(Task):
     def answers(self) -> tuple[int, ...]:
         return self.items, self.items + 1
 
-    def max_tokens(self, length: int) -> int:
-        return length
-
     def make(self, draws: Draws, length: int, split: str) -> Example:
         x = draws.integers(0, self.items, length)
         same = draws.happens(0.5)

@@ -42,9 +42,6 @@ class ModularSum(Task):
     def answers(self) -> tuple[int, ...]:
         return tuple(range(self.modulus))
 
-    def max_tokens(self, length: int) -> int:
-        return length
-
     def make(self, draws: Draws, length: int, split: str) -> Example:
         x = draws.integers(0, self.numbers, length)
         if self.read == "final":

@@ -44,9 +44,6 @@ class Pattern(Task):
     def answers(self) -> tuple[int, ...]:
         return self.items + 2, self.items + 3
 
-    def max_tokens(self, length: int) -> int:
-        return length
-
     def make(self, draws: Draws, length: int, split: str) -> Example:
         x = draws.integers(0, self.items, length)
         occurs = draws.happens(0.5)

@@ -294,8 +294,8 @@ class _Search:
     def _evaluate(self, number: int, candidate: Candidate) -> float | None:
         """Measure a candidate of generation ``number`` and record it; None if it is not finite."""
         began, best = time.perf_counter(), self.state["best"]
-        nll: float | None = self.fitness.nll(candidate.factors)
-        nll = nll if nll is not None and math.isfinite(nll) else None
+        loss = self.fitness.nll(candidate.factors)
+        nll = loss if math.isfinite(loss) else None
         entry = {
             "generation": number, "origin": candidate.origin, "nll": nll,
             "perplexity": None if nll is None or nll > 700 else math.exp(nll),

@@ -199,12 +199,15 @@ class Task(Options, ABC):
         """Make an example of this length."""
 
     @abstractmethod
-    def max_tokens(self, length: int) -> int:
-        """Return the most tokens that an example of this length has."""
-
-    @abstractmethod
     def baselines(self) -> tuple[Baseline, ...]:
         """Return the trivial strategies."""
+
+    def max_tokens(self, length: int) -> int:
+        """Return the most tokens that an example of this length has.
+
+        It has as many as its length, in a task whose lengths are in tokens.
+        """
+        return length
 
     @property
     def vocab_size(self) -> int:

@@ -24,6 +24,7 @@ from typing import ClassVar
 
 from pe.tasks.core.base import Example, Lengths, Task, slots
 from pe.tasks.core.draws import Draws, Int
+from pe.tasks.core.scoring import Baseline, constant
 
 SOURCE = "google-deepmind/randomized_positional_encodings @e8c64749"
 PAPER = "2305.16843"
@@ -70,6 +71,9 @@ class Chomsky(Task):
 
     def max_tokens(self, length: int) -> int:
         return 2 * length + 1
+
+    def baselines(self) -> tuple[Baseline, ...]:
+        return (Baseline("zero", "All symbols of the answer are 0.", constant(0)),)
 
 
 class OneSymbol(Chomsky):

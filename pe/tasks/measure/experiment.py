@@ -25,7 +25,6 @@ from pe.tasks.measure.record import (
     Experiment,
     TaskRun,
     lengths_of,
-    options_of,
     split_of,
 )
 
@@ -117,7 +116,7 @@ def measure(
             "versions": provenance.versions(),
             "hardware": provenance.hardware(),
             "task": experiment.task,
-            "task_options": options_of(task),
+            "task_options": task.model_dump(mode="json"),
             "pe": pe,
             "sources": sources,
             "settings": experiment.settings.model_dump(mode="json"),
@@ -193,8 +192,14 @@ def _sweep(
 def _best_rate(
     experiment: Experiment, members: Sequence[Member], validation: Sequence[Answers]
 ) -> float:
-    """Return the rate with the least mean validation loss."""
-    return min(experiment.learning_rates, key=lambda rate: _mean_loss(members, validation, rate))
+    """Return the rate with the least mean validation loss. That of a diverged model is infinite."""
+
+    def mean_loss(rate: float) -> float:
+        own = zip(members, validation, strict=True)
+        losses = [answers.loss for member, answers in own if member.learning_rate == rate]
+        return float(np.mean(losses)) if all(map(math.isfinite, losses)) else math.inf
+
+    return min(experiment.learning_rates, key=mean_loss)
 
 
 def command(experiment: Experiment, pe: str, study: str) -> str:
@@ -237,11 +242,7 @@ def _outcome(
         best: the rate that a sweep has chosen; None: choose it from these models.
     """
     validation = many.answers("id", experiment.validation, VALIDATION_SEED)
-    scored = {
-        split: _answers(many, split, experiment.examples)
-        for split in task.splits
-        if split != "train"
-    }
+    scored = {s: _answers(many, s, experiment.examples) for s in task.splits if s != "train"}
     best = _best_rate(experiment, many.members, validation) if best is None else best
     chosen = [i for i, member in enumerate(many.members) if member.learning_rate == best]
     few = many.only(chosen)
@@ -282,12 +283,6 @@ def _answers(
         return many.answers(split, examples, TEST_SEED, length)
     except PositionError:
         return None
-
-
-def _mean_loss(members: Sequence[Member], answers: Sequence[Answers], rate: float) -> float:
-    """Return the mean validation loss at a rate; infinite if one of the models diverged."""
-    losses = [a.loss for m, a in zip(members, answers, strict=True) if m.learning_rate == rate]
-    return float(np.mean(losses)) if all(map(math.isfinite, losses)) else math.inf
 
 
 def _spread(count: int, most: int) -> list[int]:

@@ -85,7 +85,7 @@ class Many:
     Args:
         task: the task to learn. pe: the encoding, as in `pe.encoding`.
         members: the seed and the rate of each model.
-        settings: None: `Settings()`.
+        settings: sizes and training.
         make_batch: returns training examples for (seed, first, count). None: `Task.batch`.
 
     Raises:
@@ -97,12 +97,12 @@ class Many:
         task: Task,
         pe: str,
         members: Sequence[Member],
-        settings: Settings | None = None,
+        settings: Settings,
         make_batch: Callable[[int, int, int], Batch] | None = None,
     ) -> None:
         if not members:
             raise ValueError("members: expected at least one seed and rate")
-        self.task, self.members, self.settings = task, list(members), settings or Settings()
+        self.task, self.members, self.settings = task, list(members), settings
         self.device = devices.choose()
         devices.keep_memory(self.device)
         self._make_batch = make_batch or task.batch

@@ -167,7 +167,7 @@ class Experiment(Options):
         made = self.make_task()
         options = {
             name: value
-            for name, value in options_of(made).items()
+            for name, value in made.model_dump(mode="json").items()
             if name not in made.later or value != type(made).model_fields[name].default
         }
         values = self.model_dump(mode="json") | {"task_options": options}
@@ -180,11 +180,6 @@ class Experiment(Options):
         text = json.dumps(values, sort_keys=True, separators=(",", ":"))
         plain = self.task.replace(":", "_")  # module:Class
         return f"{plain}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
-
-
-def options_of(made: Task) -> dict[str, Any]:
-    """Return all options of a task as JSON values."""
-    return made.model_dump(mode="json")
 
 
 SIZES: dict[str, dict[str, Any]] = {

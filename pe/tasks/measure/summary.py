@@ -62,6 +62,17 @@ def solved(record: TaskRecord, split: str) -> int | None:
     return None if None in shares else sum(1 for s in shares if s is not None and s >= SOLVED)
 
 
+def seeds_that_solve(record: TaskRecord, split: str) -> str:
+    """Write ``8 of 8``, or a dash if the encoding has no such positions."""
+    count = solved(record, split)
+    return "–" if count is None else f"{count} of {len(record.seeds)}"
+
+
+def floors(record: TaskRecord) -> dict[str, dict[str, float]]:
+    """Return the token accuracy by split of guessing ("chance") and of each trivial strategy."""
+    return {"chance": dict.fromkeys(splits(record), record.chance)} | record.baselines
+
+
 def splits(record: TaskRecord) -> list[str]:
     """Return the splits with scores: "id" and those out of distribution."""
     return list(record.models[0].splits)
@@ -115,13 +126,9 @@ def rows(records: Sequence[TaskRecord]) -> tuple[list[str], list[list[str]]]:
             line.append(share(mean(by_seed(record, split))))
             line.append(share(mean(by_seed(record, split, exact))))
             line.append(nats(mean(by_seed(record, split, loss))))
-            if several:
-                count = solved(record, split)
-                line.append("–" if count is None else f"{count} of {len(record.seeds)}")
+            line += [seeds_that_solve(record, split)] * several
         lines.append(line)
-    first = records[0]
-    floors = {"chance": dict.fromkeys(names, first.chance)} | first.baselines
-    for name, shares in floors.items():
+    for name, shares in floors(records[0]).items():
         line = [f"*{name}*", ""]
         for split in names:
             line += [f"{100 * shares[split]:.1f}", "", ""] + [""] * several

@@ -13,7 +13,7 @@ from pe.runs.models import TaskRecord
 from pe.tasks.core.base import Task
 from pe.tasks.core.registry import about
 from pe.tasks.measure import summary
-from pe.tasks.measure.record import TaskRun, options_of
+from pe.tasks.measure.record import TaskRun
 from pe.tasks.study import TaskStudy
 
 NOT_RUN = "not run"
@@ -63,7 +63,7 @@ def _changed(task: Task) -> dict[str, object]:
     defaults = about(task.name).options
     return {
         name: value
-        for name, value in options_of(task).items()
+        for name, value in task.model_dump(mode="json").items()
         if not name.endswith("_lengths") and str(value) != str(defaults[name])
     }
 
@@ -98,12 +98,6 @@ def progress(results: Sequence[Outcome]) -> str:
         f"{recorded} of the {planned} planned pairs of a task and an encoding are recorded; the "
         f"others say *{NOT_RUN}*."
     )
-
-
-def seeds_that_solve(record: TaskRecord, split: str) -> str:
-    """Write ``8 of 8``, or a dash if the encoding has no such positions."""
-    count = summary.solved(record, split)
-    return "–" if count is None else f"{count} of {len(record.seeds)}"
 
 
 def solvers(one: Outcome, split: str) -> str:
@@ -193,7 +187,7 @@ def table(one: Outcome, links: Mapping[str, str]) -> str:
             continue
         line = [links.get(pe, label(pe))]
         for split in one.splits:
-            line.append(seeds_that_solve(record, split))
+            line.append(summary.seeds_that_solve(record, split))
             line.append(summary.share(summary.mean(summary.by_seed(record, split))))
             if not single:
                 whole = summary.mean(summary.by_seed(record, split, summary.exact))
@@ -201,9 +195,7 @@ def table(one: Outcome, links: Mapping[str, str]) -> str:
         line.append(summary.nats(summary.mean(summary.by_seed(record, "id", summary.loss))))
         lines.append([*line, rate(record), steps(record)])
     first = next(iter(one.records.values()), None)
-    floors = {} if first is None else {"chance": dict.fromkeys(one.splits, first.chance)}
-    floors |= {} if first is None else first.baselines
-    for name, shares in floors.items():
+    for name, shares in summary.floors(first).items() if first else ():
         line = [f"*{name}*"]
         for split in one.splits:
             line += ["", f"{100 * shares[split]:.1f}"] + ([] if single else [""])
@@ -269,45 +261,34 @@ def of_encodings(results: Sequence[Outcome], own: Sequence[str], beside: Sequenc
     return pipe(heads, lines) if lines else ""
 
 
+DOUBTS = {
+    "highest": "The rate is the highest of those tried; a higher one may be better",
+    "lowest": "The rate is the lowest of those tried; a lower one may be better",
+    "undecided": "No model of the sweep did better than uniform guessing, so the rate is arbitrary",
+    "diverged": "The loss of a seed was not a number at the end",
+    "trivial": "Not shown to be better than the best trivial strategy, in distribution",
+}
+"""What `doubts` says of results, in its order."""
+
+
 def doubts(results: Sequence[Outcome]) -> str:
     """Return a list of doubtful results: rates at an end, divergence, no better than trivial."""
-    ends: dict[str, _Cells] = {"lowest": _Cells(), "highest": _Cells()}
-    undecided, lost, trivial = _Cells(), _Cells(), _Cells()
+    doubtful: dict[str, dict[str, list[str]]] = {reason: {} for reason in DOUBTS}
     for one in results:
         for pe, record in one.records.items():
-            if blind(record):
-                undecided.add(one, pe)
-            elif end := summary.edge(record):
-                ends[end].add(one, pe)
-            if diverged(record):
-                lost.add(one, pe)
+            reasons = ["undecided" if blind(record) else summary.edge(record)]
+            reasons += ["diverged"] * bool(diverged(record))
             value = summary.mean(summary.by_seed(record, "id"))
             # A trivial strategy that solves the task, such as detecting a token, is no lower bound.
             trivial_shares = (shares["id"] for shares in record.baselines.values())
             best = max((share for share in trivial_shares if share < 1), default=0.0)
-            if value is not None and value.low <= best:
-                trivial.add(one, pe)
-    rows = [
-        ("The rate is the highest of those tried; a higher one may be better", ends["highest"]),
-        ("The rate is the lowest of those tried; a lower one may be better", ends["lowest"]),
-        (
-            "No model of the sweep did better than uniform guessing, so the rate is arbitrary",
-            undecided,
-        ),
-        ("The loss of a seed was not a number at the end", lost),
-        ("Not shown to be better than the best trivial strategy, in distribution", trivial),
-    ]
-    return "\n".join(f"- **{say}** ({cells.count()}): {cells}." for say, cells in rows if cells)
-
-
-class _Cells(dict[str, list[str]]):
-    """The encodings of doubtful results, by the title of the task."""
-
-    def add(self, one: Outcome, pe: str) -> None:
-        self.setdefault(one.title, []).append(label(pe))
-
-    def count(self) -> int:
-        return sum(map(len, self.values()))
-
-    def __str__(self) -> str:
-        return "; ".join(f"{task}: {', '.join(names)}" for task, names in self.items())
+            reasons += ["trivial"] * (value is not None and value.low <= best)
+            for reason in filter(None, reasons):
+                doubtful[reason].setdefault(one.title, []).append(label(pe))
+    lines = []
+    for reason, by_task in doubtful.items():
+        if by_task:
+            listed = "; ".join(f"{task}: {', '.join(names)}" for task, names in by_task.items())
+            count = sum(map(len, by_task.values()))
+            lines.append(f"- **{DOUBTS[reason]}** ({count}): {listed}.")
+    return "\n".join(lines)
