@@ -344,7 +344,10 @@ def test_a_study_runs_in_order_a_failure_skips_what_starts_from_it_and_nothing_r
         cli.main(["study", str(tmp_path / "small.yaml"), "--retries", "0", "--no-notebooks"]) == 1
     )
     printed = capsys.readouterr()
-    assert "small: perplexity behind contexts" in printed.out, "what there is comes first"
+    lines = printed.err.splitlines()
+    assert sum(line.startswith("run ") for line in lines) == 1, "the table is shown once"
+    assert "failed broken s0" in text(plan, {broken.key: "failed"})
+    assert "small: perplexity after contexts" in printed.out, "what there is comes first"
     assert "2 of 4 runs are not done and not in these tables" in printed.out
     assert "pe study: 2 of 4 runs failed" in printed.err
 

@@ -21,7 +21,10 @@ from pe.pretrained.show import ranges
 
 ADAPTED = "pe-adapted"
 """The model type of what an adapted model saves (`pe.adapt`)."""
-OWN = "a model of this package; its encoding is config.pe, with config.pe_options"
+OWN = (
+    "a model of this package, and `pe explain` is for models of transformers; "
+    "the fields pe and pe_options of its config.json name its encoding"
+)
 
 
 class Source(NamedTuple):
