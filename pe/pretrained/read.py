@@ -70,8 +70,8 @@ def _from_path(path: Path) -> Source:
         path = file
     if not path.is_file():
         raise ValueError(
-            f"{path}: no such file or folder; for a model on a hub, download its config.json "
-            "first: nothing is fetched here"
+            f"{path}: no such file or folder. Nothing is downloaded here: fetch a model's "
+            "config.json or gguf file first (`make smollm2` fetches the model of the guide)"
         )
     if path.suffix == ".gguf":
         raw, remarks = read_gguf(path)
