@@ -11,7 +11,7 @@ import typer
 
 from pe._errors import Explained, with_notes
 
-Mini = Annotated[bool, typer.Option("--mini", help="in miniature, for a CPU")]
+Mini = Annotated[bool, typer.Option("--mini", help="do it in miniature, for a CPU")]
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="check and list the runs, and say what is left of them")
 ]
@@ -27,6 +27,8 @@ def checked(command: str) -> Iterator[None]:
     """
     try:
         yield
+    except BrokenPipeError:  # the reader of our output has ended, as in `pe explain ... | head`
+        raise
     except (ValueError, OSError, Explained) as error:
         for line in with_notes(error).splitlines():
             print(f"{command}: {line}", file=sys.stderr)

@@ -30,8 +30,8 @@ from pe._command import DryRun, Mini, Until, checked
 from pe._errors import StudyFailed, with_notes
 
 app = typer.Typer(
-    help="Positional encodings: check, train, measure.", no_args_is_help=True,
-    rich_markup_mode=None, pretty_exceptions_enable=False,
+    help="Train, measure and check positional encodings, and explain those of a model.",
+    no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False,
 )  # fmt: skip
 
 
@@ -82,19 +82,21 @@ def _print_table(columns: Sequence[str], lines: Sequence[Sequence[Any]]) -> None
 
 @app.command("list")
 def list_() -> None:
-    """List every encoding: its name, title, what it acts on, and its paper on arXiv.
+    """List all encodings: what each acts on, and its paper.
 
-    After them come windows, chunks and sinks, which say which keys a layer sees and are added to an
-    encoding, and the layer schedules of released models.
+    Then come the parts that are added to an encoding with a plus sign, such as windows, which limit
+    the keys that a layer sees, and the layer schedules of released models.
     """
     from pe.encodings import FAMILIES, about, list_encodings
     from pe.encodings.core.presets import PRESETS
-    from pe.encodings.core.registry import list_keys
+    from pe.encodings.core.registry import list_keys, lookup
 
     names = {name: about(name) for name in list_encodings()}
     order = sorted(names, key=lambda name: (FAMILIES.index(names[name].family), name))
     lines = [(name, names[name].title, names[name].family, names[name].paper) for name in order]
-    lines += [(name, about(name).title, "keys", about(name).paper) for name in list_keys()]
+    for name in list_keys():
+        place = "scale" if "logit_scale" in vars(lookup(name)) else "keys"
+        lines.append((name, about(name).title, place, about(name).paper))
     _print_table(("name", "title", "acts on", "arXiv"), lines)
     print()
     _print_table(("schedule", "of"), [(name, p.model) for name, p in PRESETS.items()])
@@ -105,25 +107,33 @@ def train(
     encoding: Annotated[str, typer.Argument(help="a name, names joined by +, or module:Class")],
     option: Annotated[
         list[str] | None,
-        typer.Option("-o", "--option", metavar="KEY=VALUE", help="of the encoding; repeatable"),
+        typer.Option(
+            "-o", "--option", metavar="KEY=VALUE", help="an option of the encoding; repeatable"
+        ),
     ] = None,
-    recipe: Annotated[str, typer.Option(help="demo, tiny, small, medium, large, paper")] = "auto",
+    recipe: Annotated[
+        str,
+        typer.Option(help="a named recipe, such as demo, tiny, 164m; auto: as the machine allows"),
+    ] = "auto",
     study: Annotated[str, typer.Option(help="folder of the record, below runs/")] = "local",
-    seed: Annotated[int, typer.Option(help="draws initial weights and the order of text")] = 0,
+    seed: Annotated[int, typer.Option(help="for initial weights and the order of the text")] = 0,
     steps: Annotated[int | None, typer.Option(help="optimizer steps")] = None,
-    corpus: Annotated[str | None, typer.Option(help="a name, or a path of text files")] = None,
-    context_length: Annotated[int | None, typer.Option(help="tokens in a window")] = None,
-    batch_size: Annotated[int | None, typer.Option(help="windows in a step")] = None,
+    corpus: Annotated[
+        str | None, typer.Option(help="a corpus by name, or the path of your texts")
+    ] = None,
+    context_length: Annotated[int | None, typer.Option(help="tokens in a training window")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="windows in an optimizer step")] = None,
     learning_rate: Annotated[float | None, typer.Option(help="peak learning rate")] = None,
     override: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="FIELD=VALUE", help="any other recipe field; repeatable"),
     ] = None,
 ) -> None:
-    """Train one encoding and evaluate it, as notebooks/train.ipynb does.
+    """Train and evaluate a model, as notebooks/train.ipynb does.
 
-    The same command resumes a run that was stopped, and shows a run that is complete. Exit status
-    0: done; 1: the loss became infinite or NaN; 2: wrong input; 130: stopped.
+    An option that is left out is taken from the recipe. The same command resumes a run that was
+    stopped, and shows a run that is complete. Exit status 0: done; 1: the loss became infinite or
+    NaN; 2: wrong input; 130: stopped.
     """
     sys.path.insert(0, os.getcwd())
     with checked("pe train"):
@@ -153,9 +163,14 @@ def train(
 @app.command()
 def runs(
     study: Annotated[str | None, typer.Argument(help="a folder below runs/; default: all")] = None,
-    failed: Annotated[bool, typer.Option("--failed", help="failed runs too, and why")] = False,
+    failed: Annotated[
+        bool, typer.Option("--failed", help="also list failed runs, with the reasons")
+    ] = False,
 ) -> None:
-    """List recorded runs: status, steps, validation loss and perplexity in and beyond training."""
+    """List the recorded runs with their losses and perplexities.
+
+    ppl@4x is the perplexity at four times the training length.
+    """
     with checked("pe runs"):
         from pe.runs import find, load
 
@@ -180,14 +195,17 @@ def _short(cell: object) -> object:
 def check(
     encoding: Annotated[str, typer.Argument(help="a name, names joined by +, or module:Class")],
     option: Annotated[
-        list[str] | None, typer.Option("-o", "--option", metavar="KEY=VALUE", help="repeatable")
+        list[str] | None,
+        typer.Option(
+            "-o", "--option", metavar="KEY=VALUE", help="an option of the encoding; repeatable"
+        ),
     ] = None,
     law: Annotated[
         list[str] | None,
-        typer.Option("-l", "--law", metavar="NAME", help="run only these"),
+        typer.Option("-l", "--law", metavar="NAME", help="run only this law; repeatable"),
     ] = None,
 ) -> None:
-    """Run the laws that an encoding's traits promise.
+    """Check an encoding by the laws that its traits promise.
 
     Exit status 0: all laws hold; 1: a law is broken; 2: wrong input.
     """
@@ -204,27 +222,30 @@ def check(
 def study(
     studies: Annotated[
         list[str],
-        typer.Argument(help="STUDY[/RUN][:SEEDS]: a name or a path, a run's label, seeds as 0,1"),
+        typer.Argument(
+            help="STUDY[/RUN][:SEEDS]: a name or the path of a YAML file, a label, seeds as 0,1"
+        ),
     ],
     mini: Mini = False,
     dry_run: DryRun = False,
     until: Until = math.inf,
     address: Annotated[
-        str | None, typer.Option(help="a Dask scheduler or scheduler file; default: start workers")
+        str | None, typer.Option(help="a Dask scheduler or its file; default: start workers here")
     ] = None,
     workers: Annotated[
-        int | None, typer.Option(min=1, help="to start; default: one per GPU")
+        int | None, typer.Option(min=1, help="how many to start here; default: one per GPU")
     ] = None,
-    retries: Annotated[int, typer.Option(min=0, help="for a run that fails")] = 1,
-    notebooks: Annotated[bool, typer.Option(help="leave the executed page of each run")] = True,
+    retries: Annotated[int, typer.Option(min=0, help="how often a failed run is tried again")] = 1,
+    notebooks: Annotated[bool, typer.Option(help="write the executed page of each run")] = True,
 ) -> None:
-    """Carry out one or more studies, in the order in which they are named; each run is done once.
+    """Carry out studies, in the given order.
 
-    ``scaffold-seeds:0,1 extend scaffold-seeds`` does the other seeds last. Everything is checked
-    before the first run, and results are printed at the end. Exit status 0: all runs are done, or
-    not begun because of --until; 1: some failed; 2: wrong input, with one line per mistake; 130:
-    Ctrl-C.
+    Each run is done once: ``scaffold-seeds:0,1 extend scaffold-seeds`` does the other seeds last.
+    Everything is checked before the first run, and results are printed at the end. Exit status 0:
+    all runs are done, or not begun because of --until; 1: some failed; 2: wrong input, with a line
+    per mistake; 130: Ctrl-C.
     """
+    sys.path.insert(0, os.getcwd())
     from pe.results import outcome
     from pe.study.devices import workers_here
     from pe.study.plan import load_plans
@@ -252,28 +273,37 @@ def study(
 
 @app.command()
 def speed(
-    recipe: Annotated[str | None, typer.Option(help="whose sizes the models have")] = None,
-    tokens: Annotated[int | None, typer.Option(help="in a step: batch times length")] = None,
-    lengths: Annotated[str | None, typer.Option(help="such as 1024,16384")] = None,
-    modes: Annotated[str | None, typer.Option(help="of train,prefill,small")] = None,
+    recipe: Annotated[
+        str | None, typer.Option(help="a named recipe; the models have its sizes")
+    ] = None,
+    tokens: Annotated[int | None, typer.Option(help="tokens in a step: batch times length")] = None,
+    lengths: Annotated[str | None, typer.Option(help="context lengths: 1024,16384")] = None,
+    modes: Annotated[
+        str | None, typer.Option(help="what to measure: train, prefill, small, with commas")
+    ] = None,
     encodings: Annotated[str | None, typer.Option(help="such as rope,fire,rope+alibi")] = None,
-    peers: Annotated[str | None, typer.Option(help="such as transformers/rope, or none")] = None,
-    repeats: Annotated[int | None, typer.Option(help="how often each cell is timed")] = None,
-    compiled: Annotated[bool | None, typer.Option("--compile/--no-compile")] = None,
+    peers: Annotated[
+        str | None, typer.Option(help="other libraries, such as transformers/rope, or none")
+    ] = None,
+    repeats: Annotated[int | None, typer.Option(help="how often each step is timed")] = None,
+    compiled: Annotated[
+        bool | None, typer.Option("--compile/--no-compile", help="default: on a GPU only")
+    ] = None,
     deterministic: Annotated[
-        bool, typer.Option("--deterministic", help="what the same bits twice cost")
+        bool,
+        typer.Option("--deterministic", help="use algorithms that give the same bits every time"),
     ] = False,
     name: Annotated[str | None, typer.Option(help="folder below runs/speed/")] = None,
     minutes: Annotated[
-        float, typer.Option(min=0, help="no cell begins after so long; 0: no limit")
+        float, typer.Option(min=0, help="begin no measurement after this time; 0: no limit")
     ] = 0.0,
 ) -> None:
-    """Measure speed and memory of encodings and of other libraries' models, in a checkout.
+    """Measure the speed and memory of encodings.
 
-    Defaults depend on the machine. The record, runs/speed/NAME/speed.json, is written after each
-    measurement, and the most informative ones come first. The same command resumes an unfinished
-    record, and one that names further encodings adds them. x-transformers is measured if it is
-    installed.
+    Models of other libraries are measured beside them; x-transformers if it is installed. This
+    needs a checkout. Defaults depend on the machine. The record, runs/speed/NAME/speed.json, is
+    written after each measurement, the most informative ones first. The same command resumes an
+    unfinished record, and one that names further encodings adds them.
     """
     from pe.notebooks.parameters import configure_speed
     from pe.speed import rig
@@ -295,18 +325,22 @@ def speed(
 
 @app.command()
 def memory(
-    recipe: Annotated[str, typer.Argument(help="a named recipe")],
-    processes: Annotated[int, typer.Option(min=1, help="that train together, a GPU each")] = 1,
-    gib: Annotated[float | None, typer.Option(help="of a GPU; default: this machine's")] = None,
+    recipe: Annotated[str, typer.Argument(help="a named recipe, such as tiny, paper, 1200m")],
+    processes: Annotated[
+        int, typer.Option(min=1, help="how many train one model together, with a GPU each")
+    ] = 1,
+    gib: Annotated[
+        float | None, typer.Option(help="memory of each GPU; default: as this machine's")
+    ] = None,
     override: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="FIELD=VALUE", help="a recipe field; repeatable"),
     ] = None,
 ) -> None:
-    """Estimate how much memory training a recipe needs on each GPU, and which options make it fit.
+    """Estimate the memory that training needs on each GPU.
 
-    These options do not change results. Exit status 0: the recipe fits, as it is or with options;
-    1: it does not fit; 2: wrong input.
+    The table also shows options that need less and do not change results. Exit status 0: the recipe
+    fits, as it is or with options; 1: it does not fit; 2: wrong input.
     """
     import dataclasses
 
@@ -351,16 +385,20 @@ def explain(
         typer.Option(
             parser=token_count,
             metavar="TOKENS",
-            help="tokens to be read, such as 131072 or 128k; default: 4 × the training length",
+            help="length of the texts, such as 131072 or 128k; default: 4 × the training length",
         ),
     ] = None,
     method: Annotated[
-        str | None, typer.Option(help="whose settings to print; default: the advised one")
+        str | None, typer.Option(help="print only the settings of this method, such as pi")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="everything as data")] = False,
-    picture: Annotated[Path | None, typer.Option(help="where to write a figure")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="print everything as JSON")] = False,
+    picture: Annotated[
+        Path | None, typer.Option(help="also write a figure to this path, such as explain.svg")
+    ] = None,
 ) -> None:
-    """Explain how each layer of a model encodes positions, and what to set for longer texts.
+    """Say what a model does about positions, and what to set.
+
+    It explains each layer, what goes wrong in longer texts, and which settings reach them.
 
     Only a configuration or the metadata of a gguf file is read. Weights are not read, and code that
     comes with a checkpoint is not run.

@@ -225,14 +225,14 @@ def test_what_is_missing_is_named_once_something_is_there(
     assert len(unmeasured) == 7 * 4 + 1
     words = book_plans.missing_runs("extend", PLAN, {}, unmeasured)
     assert words.startswith("None of the 9 planned runs is recorded yet.")
-    assert "python -m pe.study extend" in words
+    assert "pe study extend" in words
     first = {"rope": everything.rows("extend")["rope"]}
     words = book_plans.missing_runs("extend", PLAN, first, unmeasured)
     assert "Of 9 planned runs 1 are recorded." in words
     assert "NTK with factors 2, 4, 8 and 16, PI with" in words
     assert ", Resonance, YaRN with" in words
     assert "RoPE, as PI at 3,400: seed 0" in words
-    assert "python -m pe.study extend" in words
+    assert "pe study extend" in words
     left = book_plans.unmeasured_cells(everything, PLAN)
     assert left == ["longrope@16"]
     words = book_plans.missing_runs("extend", PLAN, everything.rows("extend"), left)

@@ -101,7 +101,7 @@ def test_what_is_missing_is_said_and_nothing_once_all_is_there(studies: Studies)
         assert "Missing are:" in text
         named = re.findall(r"^- .*: seeds? (.*)$", text, flags=re.M)
         assert sum(len(seeds.split(", ")) for seeds in named) == 30 - count
-        assert "python -m pe.study scaffold-seeds" in text
+        assert "pe study scaffold-seeds" in text
 
 
 def test_cells_are_the_records_own_numbers(studies: Studies) -> None:

@@ -132,19 +132,19 @@ def test_the_commands_of_adding_print_what_the_page_shows(
     for block in blocks("adding"):
         if block.file:
             (folder / block.file).write_text(block.text)
-    checked = [(line, shown) for line, shown in commands("adding") if line.startswith("pe ")]
+    checked = [(line, shown) for line, shown in commands("adding") if line.startswith("pe check")]
     assert len(checked) == 8
     for line, shown in checked:
         status = command.main(line.split()[1:])
         out = capsys.readouterr().out
         assert status == ("careless" in line), out
         assert masked("\n".join(shown)) == masked(out)[: len(shown)]
-    others = [line for line, _ in commands("adding") if not line.startswith("pe ")]
+    others = [line for line, _ in commands("adding") if not line.startswith("pe check")]
     assert others == [
         "pytest --pe root:Root",  # tests/test_conformance.py
-        "PYTHONPATH=. papermill notebooks/train.ipynb -p pe root:Root -p recipe demo",
-        "PYTHONPATH=. python -m pe.study root.yaml --dry-run",
-        "PYTHONPATH=. python -m pe.study root.yaml",
+        "pe train root:Root --recipe demo",
+        "pe study root.yaml --dry-run",
+        "pe study root.yaml",
         "pytest tests/test_encodings_registry.py tests/test_encodings_laws.py "
         "tests/test_every_encoding.py",
     ]

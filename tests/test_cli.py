@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,8 @@ from pe.encodings.core.presets import PRESETS
 from pe.encodings.core.registry import list_keys
 from pe.recipes.named import recipe as named_recipe
 from pe.runs import Run, find
+
+ROOT = Path(cli.__file__).parents[1]
 
 PARAMETERS = {"pe", "pe_options", "seed", "steps", "corpus", "context_length", "batch_size",
               "learning_rate", "name"}  # fmt: skip
@@ -96,3 +101,33 @@ def test_wrong_words_end_train_with_one_line(capsys: pytest.CaptureFixture[str])
     for command in (["train", "rope"], ["memory", "demo", "--gib", "80"]):
         assert cli.main([*command, "--set", "name=mine"]) == 2
         assert "overrides: name: a changed recipe keeps its name" in capsys.readouterr().err
+
+
+def test_a_study_and_papermill_find_an_encoding_in_the_working_folder(tmp_path: Path) -> None:
+    """A console script does not look for modules where it is called (`pe train` did)."""
+    (tmp_path / "hidden_here.py").write_text(
+        "from pe.encodings import Encoding\n\n\nclass Mine(Encoding):\n    pass\n"
+    )
+    study = "title: Mine?\nrecipe: demo\nseeds: [0]\nruns:\n  mine: {pe: 'hidden_here:Mine'}\n"
+    (tmp_path / "mine.yaml").write_text(study)
+    programs = Path(sys.executable).parent
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PE_RUNS": str(tmp_path / "runs")}
+    notebook = str(ROOT / "notebooks" / "train.ipynb")
+    for words in (
+        [programs / "pe", "study", "mine.yaml", "--dry-run"],
+        [programs / "papermill", notebook, "-p", "pe", "hidden_here:Mine", "-p", "steps", "-1"],
+    ):
+        ended = subprocess.run(
+            words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+        )
+        assert "cannot be imported" not in ended.stderr, ended.stderr
+        assert "mine " in ended.stdout or "steps: expected" in ended.stderr
+
+
+def test_a_temperature_is_not_listed_among_what_hides_keys(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert cli.main(["list"]) == 0
+    rows = {line.split()[0]: line.split() for line in capsys.readouterr().out.splitlines() if line}
+    assert "scale" in rows["temperature"]
+    assert "keys" in rows["window"]

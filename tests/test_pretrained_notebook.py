@@ -159,6 +159,9 @@ def test_training_without_rotation_lowers_the_loss_and_saves_a_model_that_loads(
     assert model.pe_adaptation.spec == "nope"
     assert json.loads((run.directory / "pretrained.json").read_text()) == record
     assert "<svg" in page.trained(run, record).data
+    shown = page.settings(run, record).data
+    assert "transformers has no setting" in shown
+    assert f"{run.study}/{run.name}/checkpoint" in shown, "where the trained model is"
 
 
 @pytest.mark.parametrize(

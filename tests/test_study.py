@@ -248,6 +248,14 @@ def test_every_mistake_of_a_study_has_a_line_with_its_place(tmp_path: Path) -> N
         load_plan(write(tmp_path, wrong))
 
 
+def test_a_mistake_that_all_runs_share_is_told_once(tmp_path: Path) -> None:
+    """A corpus that is not there was told ten times by `pe study scaffold`."""
+    runs = {name: {"pe": name, "set": {"batch_size": 0}} for name in ("rope", "nope", "pope")}
+    with pytest.raises(ValueError, match="runs.rope and 2 more: batch_size: ") as error:
+        load_plan(write(tmp_path, runs))
+    assert "\n" not in str(error.value)
+
+
 @pytest.mark.parametrize("words", [["--dry-run"], ["--workers", "1"]])
 def test_everything_is_checked_before_the_first_run_with_a_line_for_each_mistake(
     tmp_path: Path, own_runs: Path, capsys: pytest.CaptureFixture[str], words: list[str]
@@ -344,7 +352,10 @@ def test_a_study_runs_in_order_a_failure_skips_what_starts_from_it_and_nothing_r
         cli.main(["study", str(tmp_path / "small.yaml"), "--retries", "0", "--no-notebooks"]) == 1
     )
     printed = capsys.readouterr()
-    assert "small: perplexity behind contexts" in printed.out, "what there is comes first"
+    lines = printed.err.splitlines()
+    assert sum(line.startswith("run ") for line in lines) == 1, "the table is shown once"
+    assert "failed broken s0" in text(plan, {broken.key: "failed"})
+    assert "small: perplexity after contexts" in printed.out, "what there is comes first"
     assert "2 of 4 runs are not done and not in these tables" in printed.out
     assert "pe study: 2 of 4 runs failed" in printed.err
 

@@ -110,7 +110,7 @@ def missing_runs(
         said += "its weights were lost; their records name device, commit and loss."
     if not absent and not unmeasured:
         return f"All {len(plan)} runs of the study are recorded.{said}"
-    command = f"```bash\npython -m pe.study {study}\n```"
+    command = f"```bash\npe study {study}\n```"
     if plan and count == len(plan):
         none = f"None of the {count} planned runs is recorded yet."
         return f"{none} This command carries them out ({{doc}}`/studies`):\n\n{command}"

@@ -62,7 +62,7 @@ def plan(run: Run) -> Markdown:
         )
     rows |= {
         "model": f"{layers}, width {r.hidden_size}, {heads}",
-        "text": f"corpus `{r.corpus}`, tokenizer {r.tokenizer}, {r.vocab_size:,} tokens",
+        "text": f"corpus `{r.corpus}`, tokenizer {r.tokenizer}, vocabulary of {r.vocab_size:,}",
         "budget": f"{r.steps:,} steps × {r.batch_size} windows × {r.context_length:,} tokens "
         f"= {r.steps * r.batch_size * r.context_length:,} tokens",
         "evaluated at": ", ".join(f"{n:,}" for n in r.evaluation_lengths) + " tokens",

@@ -68,7 +68,8 @@ def configure(
     Its directory is ``runs.root() / study / recipe.run_name()``; its recipe is set.
 
     Args:
-        recipe: a name of `pe.RECIPES`; auto: as the machine allows. What is None is as it says.
+        recipe: a name of `pe.RECIPES`; auto: as the machine allows. It has the value of every
+            argument that is None.
         overrides: fields of the recipe that have no parameter.
 
     Raises:
@@ -104,11 +105,11 @@ def configure_conversion(
     pe_options: Options | None = None,
     overrides: Options | None = None,
 ) -> Run:
-    """Return the run that goes on from another one under a new encoding. Writes nothing.
+    """Return the run that continues from another run with a new encoding. Writes nothing.
 
-    What is None is as in the run it starts from, as are text, sizes, seed and evaluation; but the
-    peak of the learning rate is a third of that run's and falls to a tenth, after a warmup of 3%,
-    and another encoding has no rate apart from it.
+    An argument that is None has the value of the run it starts from, and so have text, sizes, seed
+    and evaluation. But the peak of the learning rate is a third of that run's and falls to a tenth,
+    after a warmup of 3%, and another encoding learns at the rate of the model.
 
     Args:
         run: its name in the study, or STUDY/NAME. step: whose weights are taken; None: its last.

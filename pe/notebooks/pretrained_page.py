@@ -93,14 +93,28 @@ def trained(run: PretrainedRun, record: dict[str, Any]) -> SVG | Markdown:
     return keep(figures.training(record), run, "training.svg")
 
 
-def settings(record: dict[str, Any]) -> Markdown:
-    """Show what to write into config.json if the encoding is a setting of transformers."""
+def settings(run: PretrainedRun, record: dict[str, Any]) -> Markdown:
+    """Show how to use the model with this encoding, and the trained weights if there are any."""
     import json
 
     block = record["transformers_settings"]
     if block is None:
-        return show(
-            "transformers has no setting for this encoding: `pe.adapt` puts it in through hooks, "
-            "and what `save_pretrained` wrote loads once `pe.pretrained.adapt` was imported."
+        how = (
+            "transformers has no setting for this encoding. `pe.adapt` puts it into the model, and "
+            "the model that `save_pretrained` then writes loads after `import pe.pretrained.adapt`."
         )
-    return show(f"```json\n{json.dumps({'rope_parameters': block}, indent=2)}\n```")
+    else:
+        how = (
+            "For config.json. `pe explain MODEL --length TOKENS` prints the whole block for a "
+            "length, and the command for vLLM.\n\n"
+            f"```json\n{json.dumps({'rope_parameters': block}, indent=2)}\n```"
+        )
+    if record["training"]:
+        how += (
+            f"\n\nThe trained model and its tokenizer are in `{shown(run)}/checkpoint`.\n\n"
+            "```python\nimport pe.pretrained.adapt  # registers adapted models with transformers\n"
+            "from pe.runs import root\nfrom transformers import AutoModelForCausalLM\n\n"
+            f'folder = root() / "{run.study}/{run.name}/checkpoint"\n'
+            "model = AutoModelForCausalLM.from_pretrained(folder)\n```"
+        )
+    return show(how)

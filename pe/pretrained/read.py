@@ -21,7 +21,10 @@ from pe.pretrained.show import ranges
 
 ADAPTED = "pe-adapted"
 """The model type of what an adapted model saves (`pe.adapt`)."""
-OWN = "a model of this package; its encoding is config.pe, with config.pe_options"
+OWN = (
+    "a model of this package, and `pe explain` is for models of transformers; "
+    "the fields pe and pe_options of its config.json name its encoding"
+)
 
 
 class Source(NamedTuple):
@@ -67,8 +70,8 @@ def _from_path(path: Path) -> Source:
         path = file
     if not path.is_file():
         raise ValueError(
-            f"{path}: no such file or folder; for a model on a hub, download its config.json "
-            "first: nothing is fetched here"
+            f"{path}: no such file or folder. Nothing is downloaded here: fetch a model's "
+            "config.json or gguf file first (`make smollm2` fetches the model of the guide)"
         )
     if path.suffix == ".gguf":
         raw, remarks = read_gguf(path)

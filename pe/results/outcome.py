@@ -26,7 +26,7 @@ def text(plan: Sequence[Planned]) -> str:
     for study in dict.fromkeys(planned.study for planned in done):
         runs = [planned.run() for planned in done if planned.study == study]
         table = rows(study, runs, [planned for planned in trained if planned.study == study])
-        title = f"{study}: perplexity behind contexts of 1, 2, ... times the length:"
+        title = f"{study}: perplexity after contexts of 1, 2, ... times the training length:"
         texts.append(f"{title}\n\n{markdown.table(table, LOSSES)}")
         texts += [
             f"{study}: share of prompts answered exactly ({task}):\n\n"

@@ -120,6 +120,7 @@ class _Seed:
         """Return all runs; a zero-shot task comes after the run that it extends."""
         mistakes = Mistakes()
         broken: set[str] = set()
+        wrong: dict[str, list[str]] = {}  # reason -> labels, as one mistake may be in all runs
         for label, entry in self._entries(mistakes):
             if entry.seeds is not None and self.seed not in entry.seeds:
                 continue
@@ -136,7 +137,10 @@ class _Seed:
             except ValueError as error:
                 if label not in self.planned:
                     broken.add(label)
-                mistakes.append(f"runs.{label}: {error}")
+                wrong.setdefault(str(error), []).append(label)
+        for reason, (first, *more) in wrong.items():
+            others = f" and {len(more)} more" if more else ""
+            mistakes.append(f"runs.{first}{others}: {reason}")
         plan = list(self.planned.values())
         names = [p.name for p in plan]
         mistakes += [

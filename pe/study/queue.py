@@ -57,16 +57,16 @@ def run_study(
         workers: how many to start here; None: one per GPU, or one.
         retries: how often a failed run is tried again.
         notebooks: run each by the notebook command, which leaves the executed page in its folder.
-        until: seconds from now. A run is not begun if it would end later, as long as the slowest
-            of its kind on record took on such a machine (`pe.study.pace`). It stays "waiting".
+        until: seconds from now. A run that is expected to end later (`pe.study.pace`) is not begun
+            and stays "waiting".
         on_progress: called about once per second with the state of each run, by ``STUDY/NAME``:
             "waiting", "running" (a worker has it), "done", "failed" or "skipped". Parents that are
             retrained are ``STUDY/.parents/NAME``.
 
     Raises:
         StudyFailed: runs failed for good; all others are done.
-        ValueError: an encoding or a corpus that there is not, workers beside an address, more
-            workers than GPUs, or an ``until`` that is no time; nothing has been run.
+        ValueError: an unknown encoding or corpus, workers beside an address, more workers than
+            GPUs, or an ``until`` that is no time; nothing has been run.
         RunError: runs start from a run of another study that is not there yet.
         RunError: the source of an encoding is not the one that its run was trained with, or a run
             is to keep steps that it has passed already.

@@ -107,22 +107,30 @@ def text(
     tablefmt: str = "plain",
 ) -> str:
     """Return the rows as a table, their sum, and the time that ``workers`` need together."""
-    listed, own = rows(plan, states), {planned.key for planned in plan}
+    listed = rows(plan, states)
     table = tabulate(
         [row.cells() for row in listed], HEADS, tablefmt, disable_numparse=True,
         colalign=("left", "right", "left", "left", *["right"] * 5),
     )  # fmt: skip
+    return f"{table}\n\n{summary(plan, listed, workers)}"
+
+
+def summary(plan: Sequence[Planned], listed: Sequence[Row], workers: int = 1) -> str:
+    """Say in one line how many runs are done, which run or failed, and the time that is left."""
+    own = {planned.key for planned in plan}
     done = sum(r.state == "done" and r.key in own for r in listed)
     retrained = sum(r.state != "done" and r.key not in own for r in listed)
     running = [f"{r.label} s{r.seed} {r.step}/{r.steps}" for r in listed if r.state == "running"]
+    failed = [f"{r.label} s{r.seed}" for r in listed if r.state == "failed"]
     parts = [
         f"{done} of {len(plan)} runs done",
         f"{retrained} to retrain for lost weights" if retrained else "",
         f"running {', '.join(running)}" if running else "",
+        f"failed {', '.join(failed)}" if failed else "",
         f"{sum(r.tokens for r in listed) / 1e6:,.1f} M tokens",
         time_left(listed, workers),
     ]
-    return f"{table}\n\n{'; '.join(part for part in parts if part)}"
+    return "; ".join(part for part in parts if part)
 
 
 def time_left(listed: Sequence[Row], workers: int = 1) -> str:
@@ -167,15 +175,24 @@ def memory_needed(plan: Sequence[Planned]) -> str:
 
 
 def live(plan: Sequence[Planned], workers: int = 1) -> Callable[[dict[str, str]], None]:
-    """Return a callback for `run_study` that updates the text in a terminal or a notebook."""
+    """Return a callback for `run_study` that shows the state of the study.
+
+    A notebook shows the whole table and updates it in place. A terminal shows the table once, and
+    then only the sum.
+    """
     progress = Progress(every_seconds=30.0)
     last: dict[str, str] = {}
 
     def show(states: dict[str, str]) -> None:
-        changed = states != last
+        changed, whole = states != last, not last or progress.in_kernel
         last.clear()
         last.update(states)
-        progress.show(lambda: text(plan, states, workers), last=changed)
+        progress.show(
+            lambda: (
+                text(plan, states, workers) if whole else summary(plan, rows(plan, states), workers)
+            ),
+            last=changed,
+        )
 
     return show
 

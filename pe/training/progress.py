@@ -40,7 +40,7 @@ class Progress:
         self.enabled, self.every, self.write = enabled, every_seconds, write
         self._last = float("-inf")
         self._handle: Any = None
-        self._in_kernel = _in_kernel()
+        self.in_kernel = _in_kernel()
 
     def show(self, text: str | Callable[[], str], last: bool = False) -> None:
         """Replace the line, if the one before it has been there long enough.
@@ -52,14 +52,14 @@ class Progress:
         if not self.enabled:
             return
         moment = time.monotonic()
-        pause = 0.5 if self._in_kernel else self.every
+        pause = 0.5 if self.in_kernel else self.every
         if not last and moment - self._last < pause:
             return
         self._last = moment
         text = text if isinstance(text, str) else text()
         if self.write is not None:
             self.write(text, last)
-        elif self._in_kernel:
+        elif self.in_kernel:
             self._update(text)
         else:
             print(text, file=sys.stderr, flush=True)

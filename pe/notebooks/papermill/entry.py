@@ -76,6 +76,7 @@ def prepare(argv: list[str]) -> None:
         return
     os.environ["PE_COMMAND"] = shlex.join(["papermill", *argv[1:]])
     sys.excepthook = _brief
+    sys.path.insert(0, os.getcwd())  # the folder of `-p pe my_module:MyEncoding`, as in the kernel
     if not any(word.startswith(("--log-output", "--log-level")) for word in argv):
         logging.getLogger("papermill").setLevel(logging.ERROR)  # the engine reports progress
     if len(paths) == 1:
