@@ -326,15 +326,16 @@ def memory(
             raise ValueError("this machine has no GPU; say how much memory yours has: --gib 80")
         if not gib > 0:
             raise ValueError(f"--gib: expected the memory of a GPU, more than 0, got {gib:g}")
-    lines: list[list[str]] = []
-    fitting = False
-    for changes in [{}, *estimates.options(chosen, processes)]:
-        changed = dataclasses.replace(chosen, **changes)
-        parts = estimates.estimate(changed, processes)
-        fits = estimates.fits(changed, processes, gib)
-        fitting |= fits
-        numbers = [f"{part:.1f}" for part in (*parts, parts.total)]
-        lines.append([estimates.spelled(changes) or "as it is", *numbers, "yes" if fits else "no"])
+        lines: list[list[str]] = []
+        fitting = False
+        for changes in [{}, *estimates.options(chosen, processes)]:
+            changed = dataclasses.replace(chosen, **changes)
+            parts = estimates.estimate(changed, processes)
+            fits = estimates.fits(changed, processes, gib)
+            fitting |= fits
+            numbers = [f"{part:.1f}" for part in (*parts, parts.total)]
+            spelled = estimates.spelled(changes) or "as it is"
+            lines.append([spelled, *numbers, "yes" if fits else "no"])
     heads = ("options", "state", "activations", "logits", "GiB in all", f"fits {gib:.0f} GiB")
     gpus = "1 GPU" if processes == 1 else f"{processes} GPUs"
     print(f"{recipe}: {estimates.parameters(chosen) / 1e6:,.0f} M parameters, {gpus}\n")

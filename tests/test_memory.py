@@ -139,6 +139,54 @@ def test_estimates_are_what_an_eager_step_keeps(
     assert memory.estimate(chosen).total == pytest.approx(counted, rel=tolerance)
 
 
+@pytest.mark.parametrize(
+    ("encoding", "precision", "checkpointing"),
+    [
+        ("dape", "float32", False),
+        ("path", "bfloat16", False),
+        ("stickbreaking", "float32", False),
+        ("dape", "float32", True),
+    ],
+)
+def test_estimates_count_matrices_of_logits(
+    encoding: str, precision: str, checkpointing: bool
+) -> None:
+    """Of texts so short that an eager step, too, keeps all that led to a matrix."""
+    chosen = pe.recipe(
+        "tiny", pe=encoding, precision=precision, compile="off", activation_checkpointing=checkpointing,
+        context_length=96, batch_size=2, num_attention_heads=32, num_key_value_heads=32,
+        hidden_size=512, intermediate_size=64, vocab_size=512,
+    )  # fmt: skip
+    rope = dataclasses.replace(chosen, pe="rope")
+    more = memory.estimate(chosen).total - memory.estimate(rope).total
+    assert more == pytest.approx(_counted(chosen) - _counted(rope), rel=0.25)
+
+
+def test_only_what_no_kernel_computes_takes_a_matrix() -> None:
+    def total(encoding: str, **changes: Any) -> float:
+        return memory.estimate(pe.recipe("tiny", pe=encoding, **changes)).total
+
+    assert total("alibi") == total("cope") == total("fox+window:512") == total("rope")
+    matrix = 64 * 8 * 1024**2 * 4 / 2**30  # of all windows and heads of a layer
+    assert total("self_extend") == pytest.approx(total("rope") + 8 * matrix)
+    assert total("alibi", mask_documents=True) >= total("rope") + 8 * matrix
+    twice = total("3*self_extend, rope", micro_batch_size=32), total("rope", micro_batch_size=32)
+    assert twice[0] - twice[1] == pytest.approx(6 * matrix / 2)
+    longer = {"context_length": 4096}  # so large a matrix is computed by rows and not kept
+    assert total("self_extend", **longer) < total("rope", **longer) + 2 * matrix
+
+
+def test_matrices_that_do_not_fit_are_named_before_training(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert cli.main(["memory", "tiny", "--gib", "139", "--set", "pe=dape"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert next(line for line in lines if line.startswith("as it is")).endswith("no")
+    assert "with micro_batch_size: 32 in" in memory.sentence(pe.recipe("tiny", pe="dape"), 1, 139.0)
+    assert cli.main(["memory", "tiny", "--gib", "139", "--set", "pe=dapee"]) == 2
+    assert "did you mean 'dape'?" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("name", ["tiny", "paper", "59m", "164m", "470m", "1200m"])
 def test_parameters_are_those_of_the_model_and_budgets_what_names_say(name: str) -> None:
     chosen = RECIPES[name]

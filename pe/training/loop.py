@@ -38,8 +38,8 @@ from pe.model.rng import same_draws, seed_step
 from pe.runs import Run
 from pe.runs.provenance import device_name, hardware, now
 from pe.training import checkpoint, sharding, trackers
+from pe.training.attention import attention_path
 from pe.training.build import (
-    attention_path,
     build_optimizer,
     check_evaluation,
     model_for,
@@ -367,8 +367,8 @@ class Trainer:
         counts = parameter_counts(model)
         layers = layers_shown(model.model, r.context_length)
         if self.main:
-            path = {"attention": attention_path(model, r, self.device)}
-            self.run.update(data=data.summary(), model=counts | path)
+            path = attention_path(model.model.encodings, r, self.micro, self.device)
+            self.run.update(data=data.summary(), model=counts | {"attention": path})
         if r.activation_checkpointing:
             # Releases of transformers 5 have this method under one of two names.
             enable = getattr(model, "activation_checkpointing_enable", None)
