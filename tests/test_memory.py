@@ -153,9 +153,9 @@ def test_estimates_count_matrices_of_logits(
 ) -> None:
     """Of texts so short that an eager step, too, keeps all that led to a matrix."""
     chosen = pe.recipe(
-        "tiny", pe=encoding, precision=precision, compile="off", activation_checkpointing=checkpointing,
-        context_length=96, batch_size=2, num_attention_heads=32, num_key_value_heads=32,
-        hidden_size=512, intermediate_size=64, vocab_size=512,
+        "tiny", pe=encoding, precision=precision, compile="off",
+        activation_checkpointing=checkpointing, context_length=96, batch_size=2,
+        num_attention_heads=32, num_key_value_heads=32, intermediate_size=64, vocab_size=512,
     )  # fmt: skip
     rope = dataclasses.replace(chosen, pe="rope")
     more = memory.estimate(chosen).total - memory.estimate(rope).total

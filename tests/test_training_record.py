@@ -362,13 +362,12 @@ def test_the_record_says_how_attention_was_computed(
     spec: str, changes: dict[str, Any], path: str
 ) -> None:
     recipe = pe.recipe("demo", pe=spec, **changes)
-    encodings = build_model(recipe, 64).model.encodings
-    assert attention_path(encodings, recipe, 8, torch.device("cpu")) == path
+    assert attention_path(build_model(recipe, 64), recipe, 8, torch.device("cpu")) == path
 
 
 @pytest.mark.parametrize("changes", [{}, {"reset_positions": True}])
 def test_the_recorded_path_depends_on_the_windows_of_one_process(changes: dict[str, Any]) -> None:
     recipe = pe.recipe("tiny", pe="self_extend", batch_size=128, **changes)
-    encodings = build_model(dataclasses.replace(recipe, num_hidden_layers=1), 64).model.encodings
+    model = build_model(dataclasses.replace(recipe, num_hidden_layers=1), 64)
     for windows, path in ((128, "rows"), (64, "matrix")):  # alone, and with another process
-        assert attention_path(encodings, recipe, windows, torch.device("cpu")) == path
+        assert attention_path(model, recipe, windows, torch.device("cpu")) == path

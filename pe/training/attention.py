@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -29,6 +30,9 @@ from pe.encodings.core.spec import layer_specs
 from pe.recipes.recipe import Recipe
 from pe.training.check import encoding_options, encoding_sizes
 
+if TYPE_CHECKING:
+    from pe.model import PEForCausalLM
+
 CPU = torch.device("cpu")
 
 SLOWEST_FIRST = ("rows", "matrix", "kernel", "flash")
@@ -36,9 +40,7 @@ SHORT = 16
 """Tokens of the shortest sequence that `matrices_of` measures."""
 
 
-def attention_path(
-    encodings: Iterable[Encoding], recipe: Recipe, windows: int, device: torch.device
-) -> str:
+def attention_path(model: PEForCausalLM, recipe: Recipe, windows: int, device: torch.device) -> str:
     """Return how a training step computes attention, in the slowest of the layers.
 
     Args:
@@ -47,7 +49,7 @@ def attention_path(
     Returns:
         One of the names that `pe.attention.choose` explains.
     """
-    paths = {_path(enc, recipe, windows, device) for enc in encodings}
+    paths = {_path(enc, recipe, windows, device) for enc in model.model.encodings}  # type: ignore[arg-type]
     return next(path for path in SLOWEST_FIRST if path in paths)
 
 
@@ -64,9 +66,7 @@ def _path(enc: Encoding, recipe: Recipe, windows: int, device: torch.device | No
             device = CPU  # the kernels cannot be used, as on a CPU
         compiled = compiled or needs_mask  # nor can rows in a window
     sequences = windows * recipe.num_attention_heads
-    return path_for(
-        enc, device, dtype, recipe.context_length, sequences, recipe.head_dim, compiled
-    )
+    return path_for(enc, device, dtype, recipe.context_length, sequences, recipe.head_dim, compiled)
 
 
 def matrix_bytes(recipe: Recipe, windows: int) -> list[tuple[float, float]]:

@@ -367,7 +367,7 @@ class Trainer:
         counts = parameter_counts(model)
         layers = layers_shown(model.model, r.context_length)
         if self.main:
-            path = attention_path(model.model.encodings, r, self.micro, self.device)
+            path = attention_path(model, r, self.micro, self.device)
             self.run.update(data=data.summary(), model=counts | {"attention": path})
         if r.activation_checkpointing:
             # Releases of transformers 5 have this method under one of two names.

@@ -83,6 +83,7 @@ def _points(r: Recipe, processes: int) -> Iterator[Estimate]:
     tokens = micro * r.context_length
     matrices = matrix_bytes(r, micro)
     most = max(needed for _, needed in matrices)
+    kept: float
     block, inputs = tokens * _kept(r), tokens * _number_bytes(r) * r.hidden_size
     rest = tokens * _norm(r) + inputs  # the last norm, and a gradient
     if r.activation_checkpointing:
