@@ -2,13 +2,13 @@
 
     pe list                              every encoding, its family and its paper
     pe train pope --steps 2000           train and evaluate one, without a notebook
-    pe runs local                        what is recorded
+    pe runs local                        list recorded runs
     pe check yarn -o factor=8.0          run the laws that an encoding's traits promise
     pe check my_module:MyEncoding
-    pe study scaffold --dry-run          the runs of a study, and what they would take
+    pe study scaffold --dry-run          the runs of a study, and the time they would take
     pe speed --minutes 14                speed and memory of every encoding on this machine
-    pe memory paper --processes 8        what a recipe takes of a GPU, and what makes it fit
-    pe explain config.json --length 65536   what a model does about positions; settings for longer
+    pe memory paper --processes 8        the GPU memory of a recipe, and options that reduce it
+    pe explain config.json --length 65536   how a model encodes positions; settings for longer text
 
 Torch is imported only by the commands that need it.
 """
