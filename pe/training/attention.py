@@ -13,11 +13,14 @@ because it computes an expensive bias in blocks (`pe.encodings.core.query_rows`)
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
+from unittest.mock import patch
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
@@ -26,6 +29,7 @@ from pe import devices
 from pe.attention import attend, path_for
 from pe.attention.rows import BLOCK
 from pe.encodings import Encoding, encoding
+from pe.encodings.core import query_rows
 from pe.encodings.core.spec import layer_specs
 from pe.recipes.recipe import Recipe
 from pe.training.check import encoding_options, encoding_sizes
@@ -36,8 +40,9 @@ if TYPE_CHECKING:
 CPU = torch.device("cpu")
 
 SLOWEST_FIRST = ("rows", "matrix", "kernel", "flash")
-SHORT = 16
-"""Tokens of the shortest sequence that `matrices_of` measures."""
+SHORT = 8
+"""Tokens of the shortest of the four sequences that `matrices_of` measures, if the context has four
+times as many."""
 
 
 def attention_path(model: PEForCausalLM, recipe: Recipe, windows: int, device: torch.device) -> str:
@@ -84,11 +89,14 @@ def matrix_bytes(recipe: Recipe, windows: int) -> list[tuple[float, float]]:
     """
     specs = layer_specs(recipe.pe, recipe.num_hidden_layers)
     arguments = json.dumps(encoding_sizes(recipe) | encoding_options(recipe), sort_keys=True)
-    documents = recipe.reset_positions or recipe.mask_documents
-    entries = windows * recipe.num_attention_heads * recipe.context_length**2
+    documents = recipe.reset_positions or recipe.mask_documents, recipe.mask_documents
+    length, in_blocks = recipe.context_length, recipe.compile == "off"
+    entries = windows * recipe.num_attention_heads * length**2
     sizes = []
     for spec in specs:
-        enc, matrices = _measured(recipe.pe, specs.index(spec), arguments, documents)
+        enc, matrices = _measured(
+            recipe.pe, specs.index(spec), arguments, length, *documents, in_blocks
+        )
         path = _path(enc, recipe, windows, None)
         whole, block = 4 * matrices * entries, 4 * matrices * min(entries, BLOCK)
         of_path = {"matrix": (whole, 2 * whole), "rows": (0.0, 2 * block)}
@@ -97,40 +105,53 @@ def matrix_bytes(recipe: Recipe, windows: int) -> list[tuple[float, float]]:
 
 
 @functools.cache
-def _measured(pe: str, layer: int, arguments: str, documents: bool) -> tuple[Encoding, float]:
-    """Return the encoding of a layer and the number of its matrices.
+def _measured(
+    pe: str, layer: int, arguments: str, length: int, positions: bool, mask: bool, in_blocks: bool
+) -> tuple[Encoding, float]:
+    """Return the encoding of a layer and its `matrices_of`.
 
     Args:
         arguments: those of `encoding`, in JSON.
-        documents: whether positions differ from window to window.
+        in_blocks: whether biases are computed in blocks, as in an eager step.
     """
     values = json.loads(arguments)
-    with torch.random.fork_rng(devices=[]):  # building an encoding draws initial values
+    blocks = contextlib.nullcontext() if not in_blocks else patch.object(query_rows, "NUMBERS", 0)
+    with torch.random.fork_rng(devices=[]), blocks:  # building an encoding draws initial values
         enc = encoding(pe, layer_index=layer, **values)
-        return enc, matrices_of(enc, values, documents)
+        return enc, matrices_of(enc, values, length, positions, mask)
 
 
-def matrices_of(enc: Encoding, sizes: Mapping[str, int], documents: bool) -> float:
+def matrices_of(
+    enc: Encoding,
+    sizes: Mapping[str, int],
+    length: int,
+    positions: bool = False,
+    mask: bool = False,
+) -> float:
     """Return how many float32 numbers a layer saves for each head, query and key of a sequence.
 
-    What is saved for B sequences of T tokens is a polynomial in B and T. The coefficient of B T^2
-    follows from a first difference in B and a second one in T.
+    What is saved for B sequences of T tokens is a polynomial in B and T. In B it is linear, and in
+    T of degree 3, because PaTH under a mask has a matrix for each query. It is fitted to short
+    sequences. Of those terms that are proportional to B, the ones in T^2 and T^3 count.
 
     Args:
         sizes: ``head_dim``, ``num_heads``, ``num_kv_heads`` and ``hidden_size``.
+        length: T. positions: whether each sequence has other positions. mask: whether it has a
+            mask.
     """
-    if path_for(enc, CPU, torch.float32, SHORT) == "flash":
+    if path_for(enc, CPU, torch.float32, length) == "flash":
         return 0.0
-    one, two, three = (
-        _saved_bytes(enc, sizes, 2, times * SHORT, documents)
-        - _saved_bytes(enc, sizes, 1, times * SHORT, documents)
-        for times in (1, 2, 3)
+    lengths = max(1, min(SHORT, length // 4)) * np.arange(1, 5)
+    one, two = (
+        np.array([_saved_bytes(enc, sizes, batch, int(n), positions, mask) for n in lengths])
+        for batch in (1, 2)
     )
-    return (one - 2 * two + three) / (2 * SHORT**2) / (4 * sizes["num_heads"])
+    cubic, quadratic, _, _ = np.linalg.solve(np.vander(lengths.astype(float)), two - one)
+    return float(cubic * length + quadratic) / (4 * sizes["num_heads"])
 
 
 def _saved_bytes(
-    enc: Encoding, sizes: Mapping[str, int], batch: int, length: int, documents: bool
+    enc: Encoding, sizes: Mapping[str, int], batch: int, length: int, positions: bool, mask: bool
 ) -> int:
     """Return the bytes that torch saves for the gradient of attention to short sequences."""
     heads, keys, width = sizes["num_heads"], sizes["num_kv_heads"], sizes["head_dim"]
@@ -141,7 +162,8 @@ def _saved_bytes(
             (length, sizes["hidden_size"]),
         )
     )  # fmt: skip
-    positions = torch.arange(length).expand(batch, length) if documents else None
+    places = torch.arange(length).expand(batch, length) if positions else None
+    seen = torch.ones(batch, 1, length, length, dtype=torch.bool).tril() if mask else None
     saved: dict[int, Tensor] = {}  # by storage, as several tensors may share one
 
     def save(tensor: Tensor) -> Tensor:
@@ -149,5 +171,5 @@ def _saved_bytes(
         return tensor
 
     with saved_tensors_hooks(save, lambda tensor: tensor):
-        attend(enc, q, k, v, positions, positions, backend="sdpa", layer_input=x)
+        attend(enc, q, k, v, places, places, seen, backend="sdpa", layer_input=x)
     return sum(tensor.untyped_storage().nbytes() for tensor in saved.values())
