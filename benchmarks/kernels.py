@@ -1,4 +1,4 @@
-"""Which block sizes suit which attention kernel on this GPU?
+"""Find the fastest block sizes of each attention kernel on this GPU.
 
     python benchmarks/kernels.py --out blocks.csv                  # all kernels, both shapes
     python benchmarks/kernels.py --kinds keys --lengths 1024

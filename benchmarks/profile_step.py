@@ -1,13 +1,12 @@
-"""Where a training step's time goes: every kernel, and what keeps the step from the card's peak.
+"""Measure the time of every kernel in a training step, and compare it with the peak of the GPU.
 
     python benchmarks/profile_step.py --recipe paper                 # one GPU, RoPE, compiled
     python benchmarks/profile_step.py --recipe paper --pe pope --micro 16 --out profile.json
 
 Steps are those of `pe.training.loop.Trainer` on text that every Python carries. torch.profiler
-watches a few of them after the compiler is done. Kernels are put in groups by their names. Of the
-matrix products it is known how much they have to compute, so the table says how fast they were and
-what the step would have been worth, in MFU, had they been the only thing in it. "Nothing" is the
-time in which no kernel ran.
+records a few of them after compilation. Kernels are grouped by their names. The FLOPs of matrix
+products and of attention are known, so for these the table also has the time that they would take
+at the peak of the GPU. "Nothing" is the time in which no kernel ran.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""What several GPUs give: do losses agree, does a run survive a killed process, tokens/s, memory.
+"""Measure training on several GPUs: agreement of losses, a killed process, speed and memory.
 
     python benchmarks/scaling.py --gpus 2 --minutes 8.5 --out scaling.json
     PE_DEVICE=cpu python benchmarks/scaling.py --gpus 2 --mini            # a rehearsal, with gloo
     python benchmarks/scaling.py --gpus 8 --parts losses 34M 125M 360M
 
 Steps are those of `pe.training.loop.Trainer`, on text that every Python carries. The batch is the
-same on 1, 2, 4 ... GPUs up to ``--gpus``. The parts, the most wanted first:
+same on 1, 2, 4 ... GPUs up to ``--gpus``. The parts, in the order of their importance:
 
     losses   34 M parameters in float32, uncompiled: 1 process, several, and several with FSDP
-    failure  one of several processes is killed as a user would see it; one process goes on
+    failure  one of several processes is killed, and a single process continues the run
     profile  which kernels a step of 360 M parameters spends its time in
     125M     speed; also 34M and 360M, which are measured if asked for
     1.2B     FSDP over all GPUs, without and with activation checkpointing
@@ -73,7 +73,7 @@ class Stage(NamedTuple):
 
 
 def stages(gpus: int, parts: Sequence[str], mini: bool) -> Iterator[Stage | None]:
-    """What is measured one after the other; None stands for the process that is killed."""
+    """Yield the stages, which are measured one after the other; None is the part ``failure``."""
     counts = [2**power for power in range(1, gpus.bit_length()) if 2**power <= gpus]
     speed = [_speed(name) for name in parts if name in SIZES]
     alone = [_losses({})] if "losses" in parts else []
@@ -256,7 +256,7 @@ def measured(
 
 
 def failure(gpus: int, folder: Path, mini: bool) -> dict[str, Any]:
-    """One of all processes is killed; one goes on alone, and ends as a run that nobody killed."""
+    """Kill one of all processes, continue with one, and compare with a run that was not killed."""
     import pe
     from pe.training import processes
 
@@ -299,7 +299,7 @@ def _losses_of(run: Run) -> list[float]:
     return [line["loss"] for line in run.metric_lines() if "loss" in line]
 
 
-# What is made of the rows
+# Tables of the rows
 
 
 def with_shares(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

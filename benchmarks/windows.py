@@ -9,8 +9,8 @@ with ALiBi, and compiled `torch.nn.attention.flex_attention` with a block mask. 
 without the inputs. Before that, the output of each system is compared with torch's attention under
 a mask on the last `CHECKED` queries. This command measures a whole training step:
 
-    python benchmarks/train_speed.py --recipe tiny --compile --batch-size 4 \\
-        --context-length 16384 --systems pe:nope,pe:nope+window:512,pe:rope+window:512
+    pe speed --recipe tiny --lengths 16384 --modes train --peers none --name windows \\
+        --encodings nope+window:512,rope+window:512
 """
 
 from __future__ import annotations

@@ -2,13 +2,13 @@
 
     pe list                              every encoding, its family and its paper
     pe train pope --steps 2000           train and evaluate one, without a notebook
-    pe runs local                        what is recorded
+    pe runs local                        list recorded runs
     pe check yarn -o factor=8.0          run the laws that an encoding's traits promise
     pe check my_module:MyEncoding
-    pe study scaffold --dry-run          the runs of a study, and what they would take
+    pe study scaffold --dry-run          the runs of a study, and the time they would take
     pe speed --minutes 14                speed and memory of every encoding on this machine
-    pe memory paper --processes 8        what a recipe takes of a GPU, and what makes it fit
-    pe explain config.json --length 65536   what a model does about positions; settings for longer
+    pe memory paper --processes 8        the GPU memory of a recipe, and options that reduce it
+    pe explain config.json --length 65536   how a model encodes positions; settings for longer text
 
 Torch is imported only by the commands that need it.
 """
@@ -360,15 +360,16 @@ def memory(
             raise ValueError("this machine has no GPU; say how much memory yours has: --gib 80")
         if not gib > 0:
             raise ValueError(f"--gib: expected the memory of a GPU, more than 0, got {gib:g}")
-    lines: list[list[str]] = []
-    fitting = False
-    for changes in [{}, *estimates.options(chosen, processes)]:
-        changed = dataclasses.replace(chosen, **changes)
-        parts = estimates.estimate(changed, processes)
-        fits = estimates.fits(changed, processes, gib)
-        fitting |= fits
-        numbers = [f"{part:.1f}" for part in (*parts, parts.total)]
-        lines.append([estimates.spelled(changes) or "as it is", *numbers, "yes" if fits else "no"])
+        lines: list[list[str]] = []
+        fitting = False
+        for changes in [{}, *estimates.options(chosen, processes)]:
+            changed = dataclasses.replace(chosen, **changes)
+            parts = estimates.estimate(changed, processes)
+            fits = estimates.fits(changed, processes, gib)
+            fitting |= fits
+            numbers = [f"{part:.1f}" for part in (*parts, parts.total)]
+            spelled = estimates.spelled(changes) or "as it is"
+            lines.append([spelled, *numbers, "yes" if fits else "no"])
     heads = ("options", "state", "activations", "logits", "GiB in all", f"fits {gib:.0f} GiB")
     gpus = "1 GPU" if processes == 1 else f"{processes} GPUs"
     print(f"{recipe}: {estimates.parameters(chosen) / 1e6:,.0f} M parameters, {gpus}\n")

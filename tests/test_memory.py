@@ -23,6 +23,7 @@ from pe.recipes.named import RECIPES
 from pe.runs import Run
 from pe.speed.record import Speed, find
 from pe.training import memory
+from pe.training.attention import matrix_bytes
 from pe.training.build import build_config
 
 ROOT = Path(__file__).parents[1]
@@ -137,6 +138,64 @@ def test_estimates_are_what_an_eager_step_keeps(
     chosen = pe.recipe("tiny", pe=encoding, **(layers | changes))
     counted = _counted(chosen) - _only_on_a_cpu(chosen)
     assert memory.estimate(chosen).total == pytest.approx(counted, rel=tolerance)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "matrices"), [("dape", 11), ("path", 6), ("stickbreaking", 3), ("rope", 0)]
+)
+def test_matrices_are_those_that_a_layer_saves_for_its_gradient(
+    encoding: str, matrices: int
+) -> None:
+    recipe = pe.recipe("tiny", pe=encoding)
+    windows, entries = 2, 2 * 8 * 1024**2
+    kept, needed = matrix_bytes(recipe, windows)[0]
+    assert kept == pytest.approx(4 * matrices * entries, rel=1e-6)
+    assert needed == 2 * kept
+    eager = dataclasses.replace(recipe, compile="off")  # computes the bias in blocks
+    assert matrix_bytes(eager, windows)[0][0] <= kept
+
+
+def test_a_matrix_for_each_query_is_counted() -> None:
+    """PaTH leaves out hidden keys, so each query has a triangular matrix of its own."""
+    plain, chunk = (
+        matrix_bytes(pe.recipe("tiny", pe=spec), 1)[0][0] for spec in ("path", "path+chunk:512")
+    )
+    assert chunk > 1024 * plain / 6
+
+
+@pytest.mark.parametrize("encoding", ["dape", "stickbreaking", "self_extend", "path"])
+def test_estimates_of_eager_steps_count_matrices(encoding: str) -> None:
+    chosen = pe.recipe(
+        "tiny", pe=encoding, precision="float32", compile="off", num_hidden_layers=2,
+        batch_size=8, context_length=256, vocab_size=512,
+    )  # fmt: skip
+    counted = _counted(chosen) - _only_on_a_cpu(chosen)
+    assert memory.estimate(chosen).total == pytest.approx(counted, rel=0.12)
+
+
+def test_only_what_no_kernel_computes_takes_a_matrix() -> None:
+    def total(encoding: str, **changes: Any) -> float:
+        return memory.estimate(pe.recipe("tiny", pe=encoding, **changes)).total
+
+    assert total("alibi") == total("cope") == total("fox+window:512") == total("rope")
+    matrix = 64 * 8 * 1024**2 * 4 / 2**30  # of all windows and heads of a layer
+    assert total("self_extend") == pytest.approx(total("rope") + 8 * matrix)
+    assert total("alibi", mask_documents=True) > total("rope") + 7.9 * matrix
+    twice = total("3*self_extend, rope", micro_batch_size=32), total("rope", micro_batch_size=32)
+    assert twice[0] - twice[1] == pytest.approx(6 * matrix / 2)
+    longer = {"context_length": 4096}  # so large a matrix is computed by rows and not kept
+    assert total("self_extend", **longer) < total("rope", **longer) + 2 * matrix
+
+
+def test_matrices_that_do_not_fit_are_named_before_training(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert cli.main(["memory", "tiny", "--gib", "139", "--set", "pe=dape"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert next(line for line in lines if line.startswith("as it is")).endswith("no")
+    assert "with micro_batch_size: 32 in" in memory.sentence(pe.recipe("tiny", pe="dape"), 1, 139.0)
+    assert cli.main(["memory", "tiny", "--gib", "139", "--set", "pe=dapee"]) == 2
+    assert "did you mean 'dape'?" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["tiny", "paper", "59m", "164m", "470m", "1200m"])

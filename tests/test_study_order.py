@@ -202,8 +202,13 @@ def test_two_studies_with_the_same_recipe_each_have_their_run(
     assert carried_out == [str(p.run().directory) for p in plan]
 
 
-def test_a_device_has_one_run_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("used", "wanted"), [("0", "0"), ("0", "0,1"), ("1,2", "0,1")])
+def test_a_gpu_has_one_run_at_a_time_also_one_that_takes_several(
+    used: str, wanted: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     assert mutex_of("0") != mutex_of("1")
+    assert mutex_of("1,0").split(os.pathsep) == [mutex_of("0"), mutex_of("1")]
     assert "/" not in Path(mutex_of("MIG-GPU/1/0")).name
     monkeypatch.delenv(MUTEX, raising=False)
     wait_for_device()  # alone: nothing to wait for
@@ -211,18 +216,17 @@ def test_a_device_has_one_run_at_a_time(tmp_path: Path, monkeypatch: pytest.Monk
         "import sys, time; from pe.study.devices import wait_for_device; print('ready', flush=1);"
         "wait_for_device(); wait_for_device(); print('works', flush=True); sys.stdin.read()"
     )
-    environment = os.environ | {MUTEX: str(tmp_path / "mutex")}
 
-    def start() -> subprocess.Popen[str]:
+    def start(gpus: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [sys.executable, "-c", code], env=environment, text=True,
+            [sys.executable, "-c", code], env=os.environ | {MUTEX: mutex_of(gpus)}, text=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         )  # fmt: skip
 
-    with start() as first:
+    with start(used) as first:
         assert first.stdout
         assert [first.stdout.readline() for _ in range(2)] == ["ready\n", "works\n"]
-        with start() as second:
+        with start(wanted) as second:
             assert second.stdout
             lines = second.stdout
             assert lines.readline() == "ready\n"

@@ -143,7 +143,7 @@ def test_lost_weights_are_trained_again_and_the_cells_say_so(
 ) -> None:
     (parent,), plan = load_plan("first"), load_plan("second")
     pe.evaluate(pe.train(parent.run(), quiet=True), quiet=True)
-    carry_out(parent.run(), ZeroShot(run="first/rope", factors=[2.0], methods=["pi"]), quiet=True)
+    carry_out(parent.run(), ZeroShot(run="first/rope", factors=[2.0], methods=["pi"]))
     first = parent.run().part("extension")
     assert first is not None
     lose_weights(own_runs)
@@ -185,7 +185,7 @@ def test_what_is_recorded_is_not_measured_again(
     assert wanted is not None
     pe.extend(run, ["longrope"], [2.0], quiet=True)
     assert wanted.missing(run) == CELLS  # YaRN's factors are not searched ones
-    carry_out(run, wanted, quiet=True)
+    carry_out(run, wanted)
     assert wanted.missing(run) == []
     before = run.part("extension")
 
@@ -193,7 +193,7 @@ def test_what_is_recorded_is_not_measured_again(
         raise AssertionError("converted again")
 
     monkeypatch.setattr(extension, "convert", never)
-    carry_out(run, wanted, quiet=True)
+    carry_out(run, wanted)
     assert run.part("extension") == before
     lost = Run(run.directory)
     assert extension.holder(lost) is lost
@@ -209,7 +209,7 @@ def test_the_page_of_a_study_counts_its_runs_and_shows_what_was_extended(
     assert "0 of 2 runs done" in study_page.plan(folder).data
     assert study_page.outcome(folder).data == "No run of this study is done."
     assert plan[0].zero_shot
-    carry_out(parent.run(), plan[0].zero_shot, quiet=True)
+    carry_out(parent.run(), plan[0].zero_shot)
     shown = study_page.outcome(folder).data
     assert "without training" in shown
     assert re.search(r"\| LongRoPE +\| +4 \|", shown)
@@ -232,7 +232,7 @@ def test_a_run_with_searched_factors_waits_for_the_search_and_trains_with_what_i
         pe.train(run.run(), quiet=True)
     assert task.zero_shot
     part = ZeroShot.model_validate(PART | {"factors": ["length"], "methods": ["longrope"]})
-    carry_out(parent.run(), part, quiet=True)
+    carry_out(parent.run(), part)
     assert part.missing(parent.run()) == []
     best = json.loads((parent.run().directory / "longrope-2x.json").read_text())["best"]["factors"]
     record = parent.run().part("extension")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import shlex
@@ -25,7 +26,8 @@ from pe.recipes.named import recipe
 from pe.runs import Run
 from pe.runs import provenance as record
 from pe.training import progress
-from pe.training.build import attention_path, build_model, parameter_counts
+from pe.training.attention import attention_path
+from pe.training.build import build_model, parameter_counts
 from pe.training.flops import flops_per_token, peak_flops
 from pe.training.metrics import Metrics, layers_shown
 from pe.training.progress import Progress, duration
@@ -353,11 +355,19 @@ def test_a_plain_python_is_no_kernel() -> None:
         ("fire", {"reset_positions": True}, "matrix"),
         ("fire+window:16", {"mask_documents": True}, "rows"),
         ("rope+window:16", {"compile": "on"}, "matrix"),
+        ("rope+sink", {"mask_documents": True}, "matrix"),
     ],
 )
 def test_the_record_says_how_attention_was_computed(
     spec: str, changes: dict[str, Any], path: str
 ) -> None:
     recipe = pe.recipe("demo", pe=spec, **changes)
-    model = build_model(recipe, 64)
-    assert attention_path(model, recipe, torch.device("cpu")) == path
+    assert attention_path(build_model(recipe, 64), recipe, 8, torch.device("cpu")) == path
+
+
+@pytest.mark.parametrize("changes", [{}, {"reset_positions": True}])
+def test_the_recorded_path_depends_on_the_windows_of_one_process(changes: dict[str, Any]) -> None:
+    recipe = pe.recipe("tiny", pe="self_extend", batch_size=128, **changes)
+    model = build_model(dataclasses.replace(recipe, num_hidden_layers=1), 64)
+    for windows, path in ((128, "rows"), (64, "matrix")):  # alone, and with another process
+        assert attention_path(model, recipe, windows, torch.device("cpu")) == path

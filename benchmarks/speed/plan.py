@@ -25,7 +25,7 @@ from pe.speed.names import PEERS, all_encodings, family_of, library, spelled
 from pe.speed.record import MAIN, MODES, SMALL, Settings
 
 FIRST = ("none", "rotary", "bias")
-"""Families whose members cost something else than each other."""
+"""Families whose members differ in their cost."""
 
 
 class Cell(NamedTuple):

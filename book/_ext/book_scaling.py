@@ -1,4 +1,4 @@
-"""Training steps as benchmarks/scaling.py and benchmarks/train_speed.py timed them.
+"""Training steps as benchmarks/scaling.py timed them, and train_speed.py before `pe speed`.
 
 | ```{step-speed} windows-step  encodings beside the first of them: tokens/s, memory; newest record
 | ```{scaling} speed      tokens/s, MFU, memory by size and number of GPUs

@@ -57,11 +57,12 @@ def checked(backend: str | None) -> str | None:
 
 
 def obstacle(
-    enc: Encoding, device: torch.device, dtype: torch.dtype, counted: bool, head_dim: int
+    enc: Encoding, device: torch.device | None, dtype: torch.dtype, counted: bool, head_dim: int
 ) -> str | None:
     """Return why the kernels cannot compute attention with this encoding; None if they can.
 
     Args:
+        device: None for a GPU on which the kernels run.
         dtype: of the queries. head_dim: their width.
         counted: whether attention is causal, has as many queries as keys, and all positions are
             counted from 0.
@@ -72,7 +73,7 @@ def obstacle(
         return "which keys it hides is known as a mask only"
     if enc.content_dependent and (enc.hides or enc.sink_logit() is not None):
         return "its kernel counts all keys, and has neither a window nor a sink"
-    if (reason := unavailable_reason(device)) is not None:
+    if device is not None and (reason := unavailable_reason(device)) is not None:
         return reason
     if dtype not in (torch.float16, torch.bfloat16) and not INTERPRETED:
         return f"the kernels compute in bfloat16 or float16, and queries are {dtype}"
@@ -89,7 +90,7 @@ def _needs_kernel(enc: Encoding) -> bool:
 
 def path_for(
     enc: Encoding,
-    device: torch.device,
+    device: torch.device | None,
     dtype: torch.dtype,
     length: int,
     sequences: int = 1,
@@ -99,12 +100,14 @@ def path_for(
     """Return the way in which a step of training or prefill computes attention.
 
     Args:
+        device: None for a GPU on which the kernels run.
         length: number of tokens per sequence. sequences: batch size times heads.
         compiled: whether torch.compile is used, which excludes computing a window by rows.
     """
     if not _needs_kernel(enc):
         return "flash"
-    if device.type == "cuda" and length > 1 and not obstacle(enc, device, dtype, True, head_dim):
+    gpu = device is None or device.type == "cuda"
+    if gpu and length > 1 and not obstacle(enc, device, dtype, True, head_dim):
         return "kernel"
     few = not compiled and shows_few(enc, length)
     if few or (enc.biased and sequences * length**2 > LARGEST_MATRIX):

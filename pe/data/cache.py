@@ -30,8 +30,8 @@ log = logging.getLogger("pe.data")
 OnProgress = Callable[[str], None]
 
 FORMAT = 2
-"""Version of the code that decides the bytes of an entry: reading, splitting, tokenising, layout.
-Raise it with any change to these; entries of older versions are then not found any more."""
+"""Version of the code that determines the content of an entry: reading, splitting, tokenising,
+layout. A change of this code must raise it, so that entries of older versions are not used."""
 
 SEAL = "seal.json"
 

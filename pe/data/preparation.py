@@ -86,7 +86,8 @@ def prepare(
         return cached
     with written(root), locked(root, key_of(outside, plan.identity)):
         # Another process may have done the work while this one waited.
-        if pointer.exists() and (cached := from_cache()) is not None:
+        cached = from_cache()
+        if cached is not None:
             return cached
         with _documents(source, budget, root, outside, on_progress) as documents:
             split = assign(documents.sizes, documents.digests, documents.source_split)

@@ -1,9 +1,9 @@
-"""The named recipes. Each states what it needs and what it is for; all else is a field away.
+"""The named recipes, and `recipe`, which changes fields of them.
 
 `small`, `medium` and `large` have about 55, 150 and 440 million parameters. `paper` is the budget
 of the scaffold study: 16,000 steps of 64 x 1024 tokens, cosine 3e-4 -> 3e-5, 3% warmup, at about
-340 million parameters. `59m`, `164m`, `470m` and `1200m` are named by their parameters and see
-about 40 tokens for each; the larger two are for several GPUs.
+340 million parameters. `59m`, `164m`, `470m` and `1200m` are named by their parameters and trained
+on about 40 tokens per parameter; the larger two are for several GPUs.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pe._errors import GUIDE, unknown
 from pe.recipes.recipe import Recipe
 
 DEMO = Recipe(
-    # Two CPU cores, about two minutes of training an encoding; text that every Python carries.
+    # About two minutes of training on two CPU cores, with text that comes with Python.
     name="demo",
     corpus="stdlib",
     vocab_size=4096,
@@ -113,8 +113,8 @@ M1200 = _sized(
 )  # fmt: skip
 
 DECLARED = "declared"
-"""In place of an ``encoding_rate``: what the encoding itself says. Recipes hold the number, so an
-old recipe means what it meant, whatever an encoding declares later."""
+"""Stands for the ``encoding_rate`` that the encoding declares. A recipe holds the number, so its
+meaning does not change if the encoding declares another one later."""
 RECIPES: dict[str, Recipe] = {
     r.name: r for r in (DEMO, TINY, SMALL, MEDIUM, LARGE, PAPER, M59, M164, M470, M1200)
 }
@@ -123,8 +123,8 @@ RECIPES: dict[str, Recipe] = {
 def spaced(pe: Any) -> Any:
     """Return a spec with the spaces that all recipes have: one after each comma, and no others.
 
-    Spaces mean nothing in a spec, but the hash of a recipe is that of its text. Numbers are left as
-    they are. What is not a text is returned, and `Recipe` refuses it.
+    Spaces have no meaning in a spec, but they would change the hash of a recipe. A value that is
+    not a string is returned as it is, and `Recipe` refuses it.
     """
     if not isinstance(pe, str):
         return pe

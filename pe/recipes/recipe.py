@@ -29,7 +29,7 @@ NOT_IDENTITY = (
     "validate_every", "checkpoint_every", "keep_steps", "keep_states", "retrieval_samples",
     "fit_temperature", "keep_best", "activation_checkpointing", "fsdp",
 )  # fmt: skip
-"""Fields that say how a run is judged or watched; they do not change the weights it ends with."""
+"""Fields that do not change the final weights: how a run is evaluated, logged and saved."""
 NEW_FIELD_DEFAULTS = {
     "joint_norm": "", "softmax_scale": 0.0, "start_from": "", "start_step": 0,
     "start_state": "weights", "retrieval_share": 0.0,
@@ -37,13 +37,13 @@ NEW_FIELD_DEFAULTS = {
     "first_token": False, "retrieval_tasks": (), "separator": "", "dropout": 0.0,
     "tune": "all",
 }  # fmt: skip
-"""Fields that came later, with the value that all runs before them had: left out of the hash where
-they have it, so that those runs keep their names."""
+"""Fields that were added later, with the value that earlier runs had. A field with this value is
+left out of the hash, so that earlier runs keep their names."""
 
 NOTEBOOK_PARAMETERS = (
     "pe", "seed", "steps", "corpus", "context_length", "batch_size", "learning_rate", "pe_options",
 )  # fmt: skip
-"""Fields that train.ipynb has a parameter for; the others go into its ``overrides``."""
+"""Fields that are parameters of train.ipynb; all others go into its parameter ``overrides``."""
 
 Count = Annotated[int, Field(gt=0)]
 Natural = Annotated[int, Field(ge=0)]
@@ -75,7 +75,7 @@ Class = TypeVar("Class", bound=type)
 
 
 def _explained(cls: Class) -> Class:
-    """Return a validated dataclass whose mistakes are one line: field, expectation, value."""
+    """Make a validated dataclass report all mistakes in one line: field, expectation, value."""
     validate: Callable[..., None] = vars(cls)["__init__"]
 
     def __init__(self: Any, **values: Any) -> None:
@@ -99,8 +99,8 @@ class Recipe:
     """One training run. Lengths are in tokens, rates per optimizer step.
 
     Raises:
-        ValueError: names every field that is unknown or wrong, and its value. What evaluation
-            would refuse after training is refused here.
+        ValueError: fields are unknown or wrong, or settings of the evaluation do not fit, which
+            would otherwise be noticed only after training; the message names all of them.
     """
 
     name: str = "custom"
@@ -142,29 +142,29 @@ class Recipe:
     reset_positions: bool = False
     """Restart positions at 0 at each document inside a window."""
     mask_documents: bool = False
-    """Forbid attention from one document into another inside a window. Compiled, a window beside a
-    bias by distance is then computed under a mask of all queries and keys (`compile`)."""
+    """Forbid attention from one document into another inside a window. In a compiled step, a
+    sliding window beside a bias of the distance then needs a mask of all queries and keys."""
     retrieval_share: Share = 0.0
     """Share of the training windows that hide a number and ask for it (`pe.data.needles`)."""
     retrieval_tasks: Annotated[tuple[str, ...], FROM_LIST] = ()
-    """Tasks of `pe.data.needles`, for training windows whose texts vary in length and place, and
-    for evaluation with the hits of each prompt. Empty: the needle and passkey of older records."""
+    """Tasks of `pe.data.needles`, for training (`retrieval_share`) and for evaluation
+    (`retrieval_samples`). Empty: the needle and passkey of older records."""
     first_token: bool = False
     """Begin each window with the end-of-text token, in training and in evaluation."""
 
     start_from: str = ""
     """A run whose weights to begin with (its name in the same study, ``study/run``, or a path);
-    its encoding becomes ``pe``. Schedule and optimizer are fresh, the text goes on."""
+    its encoding becomes ``pe``. Schedule and optimizer are new; the stream of text continues."""
     start_step: Natural = 0
     """The step of ``start_from`` after which its weights are taken; 0: its last one."""
     start_state: Literal["weights", "all"] = "weights"
-    """``"weights"``, with a fresh optimizer, or ``"all"``: a branch, which goes on as that run."""
+    """``"weights"``, with a new optimizer, or ``"all"``: a branch, which continues that run."""
     tune: Literal["all", "encoding"] = "all"
-    """What learns: all weights, or the encoding's own parameters alone, with everything else as
-    ``start_from`` has it."""
+    """What is trained: all weights, or only the encoding's parameters, while all others stay as in
+    ``start_from``."""
     steps: Natural
-    """Optimizer steps. 0, with ``start_from``: weights of another run are put under ``pe`` and
-    judged as they are."""
+    """Optimizer steps. 0, with ``start_from``: the other run's weights are evaluated under ``pe``
+    without training."""
     batch_size: Count
     """Windows in an optimizer step, over all processes."""
     micro_batch_size: Natural = 0
@@ -172,9 +172,9 @@ class Recipe:
     learning_rate: Positive
     min_learning_rate: NonNegative
     encoding_rate: Positive = 1.0
-    """The encoding's own parameters learn at this multiple of the learning rate. Adam moves a
-    number by about the rate per step, so a table of biases may need more to get anywhere.
-    Encodings declare what suits them: ``"declared"`` where a recipe is made by name."""
+    """Factor of the learning rate for the encoding's parameters. Adam changes a parameter by about
+    the learning rate per step, which may be too little for a table of biases. `pe.recipe` takes
+    ``"declared"`` for the factor that the encoding declares."""
     warmup_steps: Natural
     schedule: Literal["cosine", "wsd"] = "cosine"
     decay_steps: Natural = 0
@@ -201,12 +201,12 @@ class Recipe:
     keep_steps: Counts = ()
     """Steps after which the weights are kept for good, for other runs to start from."""
     keep_states: Counts = ()
-    """The same with optimizer and random states, for branches."""
+    """Steps after which weights, optimizer and random states are kept, for branches."""
     log_every: Count = 10
     validate_every: Natural = 100
     """Steps between validation losses; 0: only at the end."""
     keep_best: bool = False
-    """Keep the weights with the least validation loss as well, in the run's folder ``best/``."""
+    """Also keep the weights with the least validation loss, in the run's folder ``best/``."""
 
     evaluation_lengths: Annotated[Counts, Field(min_length=1)]
     target_tokens: Count = 256
@@ -262,7 +262,7 @@ class Recipe:
 
 
 def _problems(r: Recipe) -> Iterator[str]:
-    """Find values that are allowed by themselves and do not fit other fields."""
+    """Yield values that do not fit those of other fields."""
     if r.hidden_size % r.num_attention_heads:
         yield f"hidden_size: {r.hidden_size} does not divide into {r.num_attention_heads} heads"
     elif r.num_attention_heads % r.num_key_value_heads:
@@ -334,7 +334,7 @@ def _problems(r: Recipe) -> Iterator[str]:
 
 
 def _evaluation_problems(r: Recipe) -> Iterator[str]:
-    """Find lengths that leave targets without context, and settings without effect."""
+    """Yield lengths that leave no context before the targets, and settings without effect."""
     for name, length in (
         ("context_length", r.context_length),
         *(("evaluation_lengths", n) for n in r.evaluation_lengths),

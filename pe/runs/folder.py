@@ -1,4 +1,4 @@
-"""A folder of records: its files, validated, and the lock of whoever writes it."""
+"""A folder with a record: its validated files, and the lock of the process that writes it."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ class RunBusy(RunError):
 
 @contextlib.contextmanager
 def writing(path: Path, errors: tuple[type[Exception], ...] = (OSError,)) -> Iterator[None]:
-    """Write ``path``, or below it.
+    """Write ``path``, or a file below it, in this block.
 
     Args:
-        errors: what the writer raises where it cannot write.
+        errors: the exceptions that mean that it cannot be written.
 
     Raises:
-        RunError: it could not be written, as on a full disk; says what to do.
+        RunError: it cannot be written, for example because the disk is full.
     """
     try:
         yield
@@ -74,15 +74,15 @@ def root() -> Path:
 
 
 class Folder:
-    """A folder that one process writes at a time: a lock, an executed notebook, files of records.
+    """A folder with the files of a record and a notebook; one process writes it at a time.
 
-    ``Folder(directory)`` neither reads nor creates anything.
+    ``Folder(directory)`` itself neither reads nor creates anything.
     """
 
     notebook = "train.ipynb"
     """Name of the executed notebook in the folder."""
     depth = 2
-    """Folders below the folder of all studies: ``runs/STUDY/RUN``."""
+    """The number of levels below the folder of all studies; 2 for ``runs/STUDY/RUN``."""
 
     def __init__(self, directory: str | Path) -> None:
         self.directory = Path(directory)
@@ -106,7 +106,7 @@ class Folder:
         return self.directory.parents[self.depth - 1]
 
     def part(self, name: str, suffix: str = "") -> dict[str, Any] | None:
-        """Return a file of the record, ``<name><suffix>.json``, validated, or None."""
+        """Read and validate the file ``<name><suffix>.json``; return None if there is none."""
         path = self.directory / f"{name}{suffix}.json"
         return read_json(name, path) if path.exists() else None
 
@@ -123,11 +123,10 @@ class Folder:
 
     @contextlib.contextmanager
     def lock(self, name: str = ".lock") -> Iterator[None]:
-        """Hold the folder.
-
-        A second process gets RunBusy. The lock of a dead process does not count.
+        """Hold the lock of the folder in this block; it is released if the process dies.
 
         Raises:
+            RunBusy: another process holds it.
             RunError: the folder cannot be written.
         """
         from filelock import FileLock, Timeout
@@ -145,7 +144,7 @@ class Folder:
             yield
 
     def busy(self) -> RunBusy | None:
-        """Return the refusal that `lock` would raise, or None. This creates nothing."""
+        """Return the error that `lock` would raise, or None, without creating the folder."""
         if not (self.directory / ".lock").exists():
             return None
         try:
@@ -171,7 +170,14 @@ def _validate(name: str, value: Any, path: Path) -> None:
 
 
 def read_json(name: str, path: Path) -> dict[str, Any]:
-    """Read and validate a file of a record. RunError names a file that is missing or damaged."""
+    """Read and validate a file of a record.
+
+    Args:
+        name: key of `pe.runs.models.MODELS`.
+
+    Raises:
+        RunError: the file is missing or damaged.
+    """
     try:
         value = json.loads(path.read_text(), parse_constant=refuse_constant)
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""The types of parameters, the checks and the planned folder that all notebooks share."""
+"""Types and checks of the parameters of all notebooks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pe._errors import Explained, explain, with_notes
 from pe.runs import Folder
 
 PLANNED = "PE_RUN_DIR"
-"""Environment variable of a kernel: the folder that the command named."""
+"""Environment variable of a kernel: the folder that follows from the command's parameters."""
 
 
 def _whole(value: Any) -> Any:
@@ -26,7 +26,7 @@ def _whole(value: Any) -> Any:
 
 
 def _number(value: Any) -> Any:
-    """YAML reads ``1e-4`` as text."""
+    """Read ``1e-4``, which YAML takes for text, as a number."""
     try:
         return float(value) if isinstance(value, str) else value
     except ValueError:
@@ -34,7 +34,7 @@ def _number(value: Any) -> Any:
 
 
 def _mapping(value: Any) -> Any:
-    """A text that is a dictionary in JSON or YAML."""
+    """Read a text as a dictionary in JSON or YAML."""
     import yaml
 
     try:
@@ -58,12 +58,12 @@ F = TypeVar("F", bound=Folder)
 def launcher(overrides: Iterable[str] = ()) -> Callable[[Callable[P, F]], Callable[P, F]]:
     """Return a decorator for the function of a notebook, which returns the folder of its record.
 
-    The function then checks its arguments against their annotations, and the folder against the
-    one that was planned. In a kernel, failures are shown in one line from there on (`in_one_line`).
+    The function then checks its arguments against their annotations, and its folder against that
+    of the command. In a kernel, errors are shown in one line from then on (`in_one_line`).
 
     Args:
-        overrides: names that go into the parameter ``overrides``, for the message to whoever gives
-            one as a parameter.
+        overrides: names that belong into the parameter ``overrides``; the error for one that is
+            given as a parameter says so.
     """
     fields = frozenset(overrides)
 
@@ -93,7 +93,7 @@ def launcher(overrides: Iterable[str] = ()) -> Callable[[Callable[P, F]], Callab
 
 
 def _explained(error: ValidationError, names: list[str], overrides: Container[str]) -> str:
-    """Return what is wrong with parameters, in one line."""
+    """Describe all wrong parameters in one line."""
     lines = []
     for one, line in zip(error.errors(), explain(error, "parameter", names), strict=True):
         name = str(one["loc"][-1])
@@ -109,14 +109,15 @@ def _explained(error: ValidationError, names: list[str], overrides: Container[st
 
 
 def words_in(text: str | None) -> list[str]:
-    """Split words that have commas between them."""
+    """Split a text at its commas into words."""
     return [word.strip() for word in (text or "").split(",") if word.strip()]
 
 
 def whole_numbers_in(text: str | None, parameter: str) -> list[int]:
-    """Split whole numbers from 0 on that have commas between them.
+    """Split a text at its commas into whole numbers from 0 on.
 
-    ValueError names any other word.
+    Raises:
+        ValueError: a word is not such a number.
     """
     for word in words_in(text):
         if not word.isdecimal():
@@ -127,12 +128,12 @@ def whole_numbers_in(text: str | None, parameter: str) -> list[int]:
 
 
 def without_none(**values: Any) -> dict[str, Any]:
-    """Return the values that are not None, which stands for a default."""
+    """Return the values that are not None; None stands for a default."""
     return {name: value for name, value in values.items() if value is not None}
 
 
 def refuse_strange_study(study: str, parameter: str = "study") -> None:
-    """Raise ValueError for a name that is not a plain folder name."""
+    """Raise ValueError unless ``study`` can be the name of a folder."""
     if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", study):
         raise ValueError(
             f"{parameter} names a folder: use letters, digits, '.', '_' and '-', not {study!r}"
@@ -140,7 +141,14 @@ def refuse_strange_study(study: str, parameter: str = "study") -> None:
 
 
 def other_fields(overrides: Mapping[str, Any] | None, names: Iterable[str]) -> dict[str, Any]:
-    """Return the fields of the recipe that have no parameter; ``names`` are the parameters."""
+    """Return the fields in ``overrides``.
+
+    Args:
+        names: fields that have a parameter of their own, and so are not allowed here.
+
+    Raises:
+        ValueError: a field has a parameter of its own, or is the recipe's name.
+    """
     for name in overrides or {}:
         if name in names:
             raise ValueError(f"overrides: {name} has a parameter of its own; give it there")
@@ -150,17 +158,17 @@ def other_fields(overrides: Mapping[str, Any] | None, names: Iterable[str]) -> d
 
 
 EXPLAINED = (ValueError, OSError, Explained)
-"""Wrong input, files that cannot be read or written, and a training that ended early.
+"""Exceptions for wrong input, unreadable files and a training that ended early.
 
-Any other exception is a defect, and is shown with its traceback.
+Any other exception is a bug and is shown with its traceback.
 """
 
 
 def in_one_line() -> None:
-    """Let this kernel show what is `EXPLAINED` without a traceback, from here on.
+    """From now on, let this kernel show `EXPLAINED` exceptions without a traceback.
 
-    Notes of the exception, which name the file of its traceback, follow its message; ``%tb`` shows
-    the traceback of the last failure. Does nothing outside IPython.
+    The notes of an exception, one of which names the file of its traceback, follow its message.
+    ``%tb`` shows the last traceback. Outside of IPython this does nothing.
     """
     if "IPython" not in sys.modules:
         return

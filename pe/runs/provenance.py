@@ -1,4 +1,4 @@
-"""The code, the machine and the command, as a record holds them. Imports no torch at first."""
+"""Describe the code, the machine and the command, for records. Torch is imported only if needed."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def now() -> str:
 
 
 def command() -> str | None:
-    """Return the command line, or the one that papermill or a study passed on.
+    """Return the command line of this process, or the one that papermill or a study passed on.
 
-    None in the kernel of a notebook that somebody carries out by hand, whose line says nothing.
+    None in the kernel of a notebook that is executed by hand.
     """
     if os.environ.get("PE_COMMAND"):
         return os.environ["PE_COMMAND"]
@@ -46,10 +46,10 @@ def command() -> str | None:
 
 
 def code() -> dict[str, Any]:
-    """Return the code that runs here, in the form of `pe.runs.models.Code`.
+    """Describe the code of this package, in the form of `pe.runs.models.Code`.
 
-    A machine that gets the files without their repository can be told their commit in
-    ``$PE_COMMIT``; whether they are unchanged is not known there, but `files` can be compared.
+    If the files were copied to a machine without their repository, ``$PE_COMMIT`` can name their
+    commit. Whether they are unchanged is not known then, but their hash can be compared.
     """
     top = Path(__file__).resolve().parents[2]
     common = {"version": __version__, "files": _hash_of_files(top / "pe")}
@@ -58,8 +58,8 @@ def code() -> dict[str, Any]:
         told = os.environ.get("PE_COMMIT") or None
         source = "told" if told else "unknown"
         return {"commit": told, "dirty": None, "source": source, **common}
-    # Records of runs are output: writing one does not make the code another. A new file in pe/
-    # does, for an encoding may be such a file.
+    # Records are output, so they do not count as a change. A new file in pe/ does, since it may be
+    # an encoding.
     changed = git(top, "status", "--porcelain", "--untracked-files=no", "--", ".", ":!runs")
     added = git(top, "status", "--porcelain", "--untracked-files=all", "--", "pe")
     dirty = None if changed is None or added is None else bool(changed or added)
@@ -67,7 +67,7 @@ def code() -> dict[str, Any]:
 
 
 def git(top: Path, *arguments: str) -> str | None:
-    """Return git's answer, or None if there is no git or no answer."""
+    """Return the output of git, or None if git is missing or fails."""
     try:
         done = subprocess.run(
             ["git", "-C", str(top), *arguments], capture_output=True, text=True, timeout=30
@@ -96,7 +96,7 @@ def versions() -> dict[str, str]:
 def _installed() -> dict[str, str]:
     found = {}
     for package in PACKAGES:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # such as papermill
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[package] = importlib.metadata.version(package)
     return found
 
@@ -113,12 +113,17 @@ def hardware() -> dict[str, Any]:
         "device": device,
         "name": torch.cuda.get_device_name() if device == "cuda" else _processor(),
         "count": int(os.environ.get("WORLD_SIZE", "1")),
-        "cores": len(os.sched_getaffinity(0))
-        if hasattr(os, "sched_getaffinity")
-        else os.cpu_count(),
+        "cores": cores(),
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
         "platform": platform.platform(terse=True),
     }
+
+
+def cores() -> int:
+    """Return the number of CPU cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def device_name(device: torch.device) -> str:
@@ -135,5 +140,5 @@ def _processor() -> str:
             if line.startswith("model name"):
                 return line.split(":", 1)[1].strip()
     except OSError:
-        pass  # not Linux: the platform module's word will do
+        pass  # this is not Linux
     return platform.processor() or platform.machine() or "unknown"

@@ -1,4 +1,4 @@
-"""The folder of one run: what was run and what came of it."""
+"""The folder of one run: its record, its metrics and its evaluation."""
 
 from __future__ import annotations
 
@@ -32,9 +32,10 @@ class Run(Folder):
 
     @property
     def recipe(self) -> Recipe:
-        """The recipe this run was opened with, or the recorded one.
+        """The recipe with which this object was made, or else the recorded one.
 
-        RunError names the file if the recorded one is damaged.
+        Raises:
+            RunError: the recorded one is damaged.
         """
         if self._recipe is None:
             from pe.recipes.recipe import Recipe
@@ -55,12 +56,12 @@ class Run(Folder):
 
     @property
     def best(self) -> Path:
-        """The model at the step with the least validation loss, where the recipe has keep_best."""
+        """The model with the least validation loss, if the recipe has keep_best."""
         return self.directory / "best"
 
     @property
     def traceback(self) -> Path:
-        """The file of the traceback of a failed run; run.json has the reason in one line."""
+        """The file with the traceback of a failed run; run.json has the reason in one line."""
         return self.directory / "traceback.txt"
 
     def keep_traceback(self, error: BaseException) -> None:
@@ -80,11 +81,15 @@ class Run(Folder):
 
     @property
     def record(self) -> RunRecord:
-        """run.json, as it is now. RunError names the file if it is missing or damaged."""
+        """The present content of run.json.
+
+        Raises:
+            RunError: the file is missing or damaged.
+        """
         return RunRecord.model_validate(self.read())
 
     def read(self) -> dict[str, Any]:
-        """Return `record` as plain values of JSON."""
+        """Return `record` as plain JSON values."""
         return read_json("run", self.directory / "run.json")
 
     def write(self, record: Mapping[str, Any]) -> None:
@@ -98,10 +103,10 @@ class Run(Folder):
         return record
 
     def start(self, devices: list[str] | None = None) -> None:
-        """Write the record of a run that has done nothing yet, or goes on in this process.
+        """Write the record of a run that begins or continues in this process.
 
         Args:
-            devices: that of each process, where there are several.
+            devices: the device of each process, if there are several.
         """
         record = self._started()
         if devices is not None:
@@ -144,9 +149,9 @@ class Run(Folder):
         return record
 
     def begin_session(self, step: int) -> None:
-        """Record that this process trains from after ``step`` steps on.
+        """Record that this process continues the training after ``step`` steps.
 
-        Sessions that began there or later led to nothing that is kept, and are forgotten.
+        Sessions that began at this step or later are removed, because none of their steps remain.
         """
         old = self.record
         session = Session(created=provenance.now(), step=step, code=old.code, hardware=old.hardware)
@@ -154,7 +159,7 @@ class Run(Folder):
         self.update(sessions=[s.model_dump(exclude_unset=True) for s in sessions])
 
     def fail(self, reason: str, status: Status = "failed", signal: str | None = None) -> None:
-        """Record that the run ended without a result, and why; ``signal`` is what stopped it."""
+        """Record why the run ended without a result, and the name of the signal that stopped it."""
         record = self.read() if self.exists() else self._started()
         record.pop("signal", None)
         if signal:
@@ -173,11 +178,11 @@ class Run(Folder):
         """Return the lines of metrics.jsonl.
 
         Args:
-            drop_torn_end: leave out a last line without an end, which a process that was killed
-                while it wrote leaves behind.
+            drop_torn_end: leave out an incomplete last line, which a process leaves if it is killed
+                while it writes.
 
         Raises:
-            RunError: names the file and the number of a line that is not right.
+            RunError: a line is damaged; the message has the file and the number of the line.
         """
         path = self.directory / "metrics.jsonl"
         if not path.exists():
@@ -201,7 +206,7 @@ class Run(Folder):
         return lines
 
     def metrics(self) -> pandas.DataFrame:
-        """Return metrics.jsonl as a table. Columns that a line lacks are NaN."""
+        """Return metrics.jsonl as a table, with NaN where a line lacks a column."""
         import pandas
 
         return pandas.DataFrame(self.metric_lines(), columns=list(METRIC_COLUMNS))

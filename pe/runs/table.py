@@ -1,4 +1,4 @@
-"""All runs below a folder, as a list and as a table."""
+"""Find all runs below a folder, and show them as a table."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def find(
 ) -> list[Run]:
     """Return the runs below ``path`` (default `root`), in order of folder name.
 
-    A folder that holds any file of a record counts, so that a lost run.json is noticed, and so does
-    a record that is damaged.
+    A folder with any file of a record counts as a run, also if run.json is missing or damaged, so
+    that reading the record reports it.
 
     Args:
-        failed: also those that failed, which have nothing to show in a table.
+        failed: also return runs that failed.
 
     Raises:
         RunError: no such folder, or no such study in it; the nearest name is given.
@@ -73,7 +73,7 @@ def folders_with(
 def _has_failed(run: Run) -> bool:
     try:
         return bool(run.read()["status"] == "failed")
-    except RunError:  # whoever reads the record is told
+    except RunError:  # raised again when the record is read
         return False
 
 
@@ -105,14 +105,13 @@ def load(
             damaged.append(str(error))
     if damaged:
         raise RunError("damaged records:\n" + "\n".join(damaged))
-    # Every column is there even if no run has a value for it, perplexities as far as recorded.
     columns = list(dict.fromkeys([*COLUMNS, *(key for row in rows for key in row)]))
     return pandas.DataFrame(rows, columns=columns)
 
 
 def _row(run: Run) -> dict[str, Any]:
     record, evaluation = run.record, run.evaluation() or {}
-    # Nobody has tidied up yet after a run that was killed, so its last line may be torn.
+    # The last line of a run that was killed may be incomplete.
     lines = run.metric_lines(drop_torn_end=record.status == "running")
     if record.status == "complete" and record.training and record.training.steps and not lines:
         raise RunError(f"{run.directory / 'metrics.jsonl'}: there is no such record; {RESTORE}")
@@ -159,9 +158,10 @@ def _row(run: Run) -> dict[str, Any]:
 
 
 def _share(cell: Mapping[str, Any], samples: int) -> float | None:
-    """Return the share of a retrieval task's prompts with all digits right; None if none was asked.
+    """Return the share of prompts with all digits right; None if the model could not be run.
 
-    Records hold ``samples`` prompts per depth (``exact``), or each prompt's hit (``prompts``).
+    A cell has the number of hits at each depth, of ``samples`` prompts (``exact``), or a 0 or 1 for
+    each prompt (``prompts``).
     """
     hits = cell.get("prompts", cell.get("exact"))
     return None if hits is None else sum(map(int, hits)) / (len(hits) * samples)

@@ -1,11 +1,11 @@
-"""Records of speed and memory, and what follows from them, for pages and `pe.figures.speed`.
+"""Read records of speed and memory, for the pages of the book and for `pe.figures.speed`.
 
 record.py   a record: medians over rounds, ratios to NoPE
-names.py    what is measured beside single encodings, and names for all
+names.py    what is measured beside single encodings, and the titles of all systems
 tables.py   a record as Markdown
 
-They are measured by the rig in benchmarks/speed of a checkout, which an installed pe does not have:
-``pe speed`` and ``notebooks/speed.ipynb`` run it.
+The programs that measure are in benchmarks/speed of the repository, and not in an installed pe.
+``pe speed`` and ``notebooks/speed.ipynb`` run them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def rig(module: str) -> ModuleType:
-    """Return a module of the rig, such as ``"measure"``.
+    """Return a module of benchmarks/speed, such as ``"measure"``.
 
     Raises:
         ValueError: this pe is not a checkout of the repository.

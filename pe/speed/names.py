@@ -8,9 +8,9 @@ from pe._errors import unknown
 from pe.results.quantities import label
 
 SUMS = ("rope+alibi",)
-"""These are measured beside single encodings: a rotation and a bias in one kernel."""
+"""Sums that are measured beside single encodings: a rotation and a bias in one kernel."""
 OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {"cope@64": ("cope", {"npos": 64})}
-"""Encodings measured a second time, with options: what CoPE costs depends on how far it counts."""
+"""Encodings that are measured a second time with options. CoPE's cost depends on its ``npos``."""
 PEERS = (
     "transformers/rope", "x-transformers/nope", "x-transformers/rope", "x-transformers/alibi",
     "x-transformers/t5", "x-transformers/pope", "x-transformers/dynamic", "x-transformers/fox",

@@ -1,10 +1,10 @@
-"""The record of a speed run, and what follows from it. Imports no torch.
+"""The record of a speed run, with medians and ratios. Imports no torch.
 
     runs/speed/<name>/speed.json     settings, sessions, cells (`pe.runs.models`)
 
-A record may be made in several sessions, on the same kind of machine. NoPE is measured
-repeatedly, so that a drift of the machine is visible and cancels: a ratio to NoPE is to the rounds
-of NoPE just before and just after, in the same session, mode and length.
+A record may be made in several sessions, on the same kind of machine. NoPE is measured repeatedly,
+so that a drift of the machine is visible. It has no influence on ratios to NoPE, because these
+compare with the rounds of NoPE just before and just after, in the same session, mode and length.
 """
 
 from __future__ import annotations
@@ -146,15 +146,15 @@ class Speed:
         return Result(tuple(self._rows.get((system, mode, length), ())))
 
     def ratio(self, system: str, mode: str, length: int, to: str = "nope") -> float | None:
-        """Return tokens/s over those of ``to``, each over the rounds of NoPE beside it.
+        """Return the speed of a system divided by that of ``to``; None if one was not measured.
 
-        NoPE's is 1.
+        Both are first divided by the speed of NoPE, measured just before and after.
         """
         one, other = (self._over_nope(name, mode, length) for name in (system, to))
         return one / other if one and other else None
 
     def _over_nope(self, system: str, mode: str, length: int) -> float | None:
-        """Return tokens/s over the mean of the NoPE rounds beside it, the median over rounds."""
+        """Return the median over rounds of tokens/s divided by NoPE's just before and after."""
         if system == "nope":
             return 1.0 if self.result("nope", mode, length).tokens_per_second else None
         ratios = []

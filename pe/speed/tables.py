@@ -23,7 +23,7 @@ def rate(tokens_per_second: float) -> str:
 
 
 def machine(speed: Speed) -> str:
-    """Say where, when and with what a record was made; for a CPU, that it is not comparable."""
+    """Describe the machine, the settings and the code of a record; warn if it is of a CPU."""
     first, hardware = speed.record["sessions"][0], speed.hardware
     chosen, versions = speed.settings, first["versions"]
     code = first["code"]
@@ -85,7 +85,7 @@ def _by_length(
     lines: Mapping[str, Sequence[str]],
     cell: Callable[[str, int, Result], str],
 ) -> str:
-    """Write a line per system: its first cells, and a text per length; "" without systems.
+    """Write a row per system: its first cells, and a text per length; "" without systems.
 
     Args:
         lines: by system, the cells below ``heads``. cell: the text of a result that was measured.
@@ -203,10 +203,10 @@ def peers(speed: Speed, mode: str = "train") -> str:
 
 
 def deterministic(speeds: Sequence[Speed]) -> str:
-    """Write a table of determinism's cost: tokens/s in training over usual algorithms'.
+    """Write a table of training speeds with deterministic algorithms, relative to the usual ones.
 
-    Of the `best` record that was made with `pe.devices.deterministic`, beside the best without, of
-    the same sizes on the same kind of machine; empty if there is no such pair.
+    It compares the `best` record made with `pe.devices.deterministic` with the best one without, of
+    the same sizes on the same kind of machine. It is empty if there is no such pair.
     """
     same = best([s for s in speeds if s.settings.get("deterministic")])
     usual = best(

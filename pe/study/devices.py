@@ -1,10 +1,11 @@
-"""The GPUs of this machine: which there are, and one run at a time on each.
+"""The devices of this machine, and how runs take turns on them.
 
-With ``PE_PROCESSES`` a run takes so many GPUs together, and they count as one here.
+A device is a GPU, or as many GPUs as ``PE_PROCESSES`` says, which train a run together.
 
-Starting Python, a kernel and torch takes a run longer than many of its evaluations do, and needs no
-GPU. So a worker of a GPU has two runs: one works, and the other has imported everything and waits
-for the GPU's mutex. Only one is ever on the device, so speeds are measured as if it were alone.
+To start Python, a kernel and torch takes longer than many evaluations, and needs no GPU. So the
+worker of a device has two runs at a time: one trains, while the other has imported everything and
+waits for the lock of each GPU. Only one of them uses the device, so its speed is measured as if it
+were alone.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from filelock import FileLock
 from pe.training import processes
 
 MUTEX = "PE_GPU_MUTEX"
-"""Environment variable: the file that a process locks while it is on the device."""
+"""Environment variable: the files, one per GPU, that a process locks while it uses the device."""
 
 _held: list[FileLock] = []
 
@@ -56,24 +57,27 @@ def workers_here(workers: int | None = None) -> int:
     return workers
 
 
-def mutex_of(gpu: str) -> str:
-    """Return the lock file of a GPU of this machine.
+def mutex_of(device: str) -> str:
+    """Return the value of ``$PE_GPU_MUTEX`` for a device, which may be several GPUs with commas.
 
-    Other studies of this user lock the same file.
+    Other studies of this user lock the same files. They are sorted, so that two processes which
+    share several GPUs do not wait for each other.
     """
-    name = "".join(c if c.isalnum() else "-" for c in gpu)
     user = os.getuid() if hasattr(os, "getuid") else os.environ.get("USERNAME", "")
-    return os.path.join(tempfile.gettempdir(), f"pe-gpu-{user}-{name}.lock")
+    names = ("".join(c if c.isalnum() else "-" for c in gpu) for gpu in device.split(","))
+    files = (f"pe-gpu-{user}-{name}.lock" for name in sorted(names))
+    return os.pathsep.join(os.path.join(tempfile.gettempdir(), file) for file in files)
 
 
 def wait_for_device() -> None:
-    """Wait until no other process holds ``$PE_GPU_MUTEX``, then hold it until this process ends.
+    """Wait until no other process uses this one's GPUs, then hold them until this process ends.
 
-    Returns at once where the variable is not set, or this process already holds it.
+    It returns at once if ``$PE_GPU_MUTEX`` is not set or this process already holds them.
     """
-    path = os.environ.get(MUTEX)
-    if not path or _held:
+    paths = os.environ.get(MUTEX)
+    if not paths or _held:
         return
-    lock = FileLock(path)
-    lock.acquire()
-    _held.append(lock)  # a lock that is collected is released
+    for path in paths.split(os.pathsep):
+        lock = FileLock(path)
+        lock.acquire()
+        _held.append(lock)  # a lock that is collected is released

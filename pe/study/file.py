@@ -6,14 +6,14 @@
     seeds: [0, 1, 2]
     runs:
       rope: {pe: rope}
-      rope-dropped-10:                # goes on from another run of the study
+      rope-dropped-10:                # starts from another run of the study
         pe: nope
         start: {run: rope, at: 10/16}
         set: {steps: 6/16, learning_rate: 1.0e-4}
-      yarn:                             # goes on from a run of another study
+      yarn:                             # starts from a run of another study
         pe: yarn
         start: {run: scaffold/rope, at: end}
-      pope:                             # with schedule wsd: runs of fewer steps, too
+      pope:                             # with schedule wsd: also runs of fewer steps
         pe: pope
         branches: [1/4, 1/2]
       t5:                               # a sweep: a run for each rate and multiple
@@ -23,14 +23,15 @@
     zero_shot: {run: rope, factors: [2, 4]}  # one more task (`pe.study.zero_shot`)
     mini: {recipe: demo, set: {...}}  # the same study in miniature, for a CPU
 
-``steps``, ``at`` and ``branches`` may be fractions of the study's steps, ``warmup_steps``,
-``decay_steps``, ``checkpoint_every``, ``validate_every`` and each of ``keep_steps`` of the run's.
-A run of 0 steps puts the weights it starts from under its own encoding and is evaluated like the
-others. A run that others start from keeps the checkpoints they need. The miniature of a study
-starts from miniatures of others.
-A branch of b steps shares the first of them with its run and has its own decay, ``decay_steps`` of
-b; it is named ``pope@1/4``. ``rates`` may also be given for the whole study; a run of a sweep is
-named ``t5@0.003,x10``, and `pe.results.sweeps` finds the best.
+``steps``, ``at`` and ``branches`` may be fractions of the study's steps. ``warmup_steps``,
+``decay_steps``, ``checkpoint_every``, ``validate_every`` and each of ``keep_steps`` may be
+fractions of the run's own steps. A run of 0 steps evaluates the weights that it starts from under
+its own encoding. A run keeps the checkpoints from which others start. The miniature of a study
+starts from miniatures of other studies.
+
+A branch of b steps shares its first steps with its run, and has a decay of its own, whose length is
+the share ``decay_steps`` of b. It is named ``pope@1/4``. ``rates`` may also be given for the whole
+study. A run of a sweep is named ``t5@0.003,x10``, and `pe.results.sweeps` finds the best rate.
 """
 
 from __future__ import annotations
@@ -61,7 +62,11 @@ def is_share(value: Any) -> bool:
 
 
 def steps_of(name: str, value: Any, of: int) -> int:
-    """Return ``value`` in steps. A share is one of the ``of`` steps. ValueError names the field."""
+    """Return ``value`` in steps; a share is a share of the ``of`` steps.
+
+    Raises:
+        ValueError: it is neither a number of steps nor a share; the message has the field's name.
+    """
     if isinstance(value, str) and is_share(value):
         share = Fraction(value[:-1]) / 100 if value.endswith("%") else Fraction(value)
         return max(1, round(share * of)) if of else 0
@@ -71,7 +76,7 @@ def steps_of(name: str, value: Any, of: int) -> int:
 
 
 def _amount(value: Any) -> int | str:
-    """Take a whole number of steps, a fraction ``6/16`` or a percentage ``3%``, for `steps_of`."""
+    """Accept what `steps_of` takes: whole steps, a fraction ``6/16`` or a percentage ``3%``."""
     if is_share(value) or (isinstance(value, int) and not isinstance(value, bool)):
         return value  # type: ignore[no-any-return]
     raise ValueError(f"expected steps, a fraction or a percentage; got {value!r}")
@@ -82,7 +87,7 @@ Where = Annotated[int | str, PlainValidator(lambda v: v if v == "end" else _amou
 
 
 def _own_fields(fields: dict[str, Any]) -> dict[str, Any]:
-    """Refuse fields of a recipe that the file says elsewhere, as they have no effect here."""
+    """Refuse fields of a recipe for which a study file has other keys."""
     for name, where in ELSEWHERE.items():
         if name in fields:
             raise ValueError(f"{name!r} has no effect here; the file says it under {where}")
@@ -101,7 +106,7 @@ Rates = Annotated[list[Annotated[float, Field(gt=0)]], Field(min_length=1), Dist
 
 
 class StartEntry(YamlPart):
-    """The run and the step whose weights a run begins with."""
+    """The run, and the step of it, from whose weights a run starts."""
 
     run: str
     at: Where
@@ -120,10 +125,10 @@ class RunEntry(YamlPart):
     encoding_rates: Rates | None = None
 
     def sweep(self, label: str, rates: Rates | None) -> Iterator[tuple[str, RunEntry]]:
-        """Return the runs of a sweep with their labels, or the entry itself if nothing is swept.
+        """Yield the runs of a sweep with their labels, or the entry itself if there is no sweep.
 
         Args:
-            rates: those of the whole study.
+            rates: the learning rates of the whole study, which the entry's own replace.
 
         Raises:
             ValueError: a rate is given both as a field and as a sweep.
@@ -141,7 +146,7 @@ class RunEntry(YamlPart):
 
 
 class MiniEntry(YamlPart):
-    """The settings of the miniature replace those of the study; `set`, `zero_shot` are merged."""
+    """The miniature, whose keys replace the study's; `set` and `zero_shot` are merged with them."""
 
     recipe: str | None = None
     set: RecipeFields = {}
@@ -174,7 +179,7 @@ class StudyFile(AnyStudy):
     def merged(self, values: dict[str, Any], small: Mapping[str, Any]) -> dict[str, Any]:
         """Return the values of the study, with those of its part ``mini``.
 
-        A run keeps its seeds that the miniature has, and one without any is left out.
+        Of a run's seeds only those of the miniature remain; a run without any is left out.
         """
         parts = {
             part: values.get(part, {}) | small.get(part, {})

@@ -1,4 +1,4 @@
-"""How long runs take, so that none is begun that would not end in time. Imports no torch."""
+"""Estimate how long runs take, so that none begins that would not end in time. Imports no torch."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from pe.study.planned import Planned
 
 
 class Deadline:
-    """A number of seconds from now on, by which runs have to end.
+    """The time by which runs have to end, in seconds from now on; infinity is no limit.
 
     Raises:
-        ValueError: it is no number from 0 on; infinity is one.
+        ValueError: ``seconds`` is negative or NaN.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -27,7 +27,7 @@ class Deadline:
         return time.monotonic() - self.begun
 
     def allows(self, expected: float) -> bool:
-        """Return whether what takes so many seconds would end before it."""
+        """Return whether something that takes ``expected`` seconds would end in time."""
         return self.passed() + expected < self.seconds
 
 
@@ -38,12 +38,12 @@ class Slowest:
         self._known: dict[Hashable, float] = {}
 
     def learn(self, seconds: float, *kinds: Hashable) -> None:
-        """Note the time of something that is of all these kinds."""
+        """Note the seconds that something took which belongs to all these kinds."""
         for kind in kinds:
             self._known[kind] = max(self._known.get(kind, 0.0), seconds)
 
     def of(self, *kinds: Hashable) -> float:
-        """Return the time of the first kind that is known; 0 if none is."""
+        """Return the seconds of the first of these kinds that has been noted; 0 if none has."""
         return next((self._known[kind] for kind in kinds if kind in self._known), 0.0)
 
 
@@ -54,26 +54,31 @@ def _sizes(recipe: Recipe) -> tuple[Hashable, ...]:
 
 
 def _judged(planned: Planned) -> tuple[Hashable, ...]:
-    """Return what the time beside training depends on: start, evaluation, and a task's cells."""
+    """Return what the time outside of training depends on."""
     r, cells = planned.recipe, len(planned.zero_shot.cells()) if planned.zero_shot else 0
-    started = bool(r.start_from and r.steps)  # the weights it begins with are judged as well
+    started = bool(r.start_from and r.steps)  # then the initial weights are evaluated as well
     return cells, started, r.evaluation_lengths, r.retrieval_samples, r.retrieval_tasks
 
 
 class Pace:
-    """How long the runs of studies take: seconds per training step, and seconds beside training.
+    """How long runs take: seconds per training step, and seconds for everything else.
 
-    The slowest of those of the same kind that have ended. Training: of the same encoding and
-    sizes, else of the same sizes, else by tokens. The rest: of the same evaluation, else of any.
-    Nothing is known at first, and then everything begins. Several GPUs are taken to be as fast as
-    so many; on fewer than were measured a run then ends sooner than estimated.
+    The estimate is the slowest earlier run of the same kind. For training this is a run with the
+    same encoding and sizes, or else with the same sizes, or else any run, in proportion to its
+    tokens. For the rest it is a run with the same evaluation, or else any run. At first nothing is
+    known, the estimate is 0, and every run may begin. N GPUs count as N times as fast as one, which
+    overestimates the time on fewer GPUs than were measured.
     """
 
     def __init__(self) -> None:
         self._steps, self._rest = Slowest(), Slowest()
 
     def learn(self, planned: Planned, seconds: float, training: float, gpus: int = 1) -> None:
-        """Note the time of a run, in all and in its training steps on so many GPUs."""
+        """Note the seconds of a run, in all and in its training steps.
+
+        Args:
+            gpus: number of GPUs that trained it together.
+        """
         r = planned.recipe
         if training and not planned.zero_shot:
             step = gpus * training / r.steps
@@ -83,7 +88,7 @@ class Pace:
         self._rest.learn(seconds - training, *kinds)
 
     def learn_record(self, planned: Planned) -> None:
-        """Note the times in the record of a run that is done, if it was made on such a machine."""
+        """Note the times in the record of a run that is done, if it ran on such a machine."""
         run = planned.run()
         if not run.exists():
             return
@@ -99,7 +104,7 @@ class Pace:
             self.learn(planned, training + evaluation["seconds"], training, count)
 
     def expected(self, planned: Planned, gpus: int = 1) -> float:
-        """Return the estimated seconds of a run; one that is trained has to be evaluated only."""
+        """Return the estimated seconds of a run; a trained run only has to be evaluated."""
         r, judged = planned.recipe, _judged(planned)
         if planned.zero_shot:
             cells = len(planned.zero_shot.cells())

@@ -1,9 +1,10 @@
-"""Parents without weights: a study goes on where only the records of its runs are left.
+"""Retrain parents whose weights are lost, so that a study continues from records alone.
 
-Records are in git and weights are not. After a clone, or when the machine of a study was given
-back, a complete parent has nothing to start from. It is then retrained from its recipe, in
-``runs/<study>/.parents/<run>/``: neither evaluated nor shown, and its record is not touched. A run
-that starts there records that (``parent.retrained``). Imports no torch.
+Records are in git and weights are not. So after a clone a complete parent has no weights from which
+other runs could start. It is then trained once more from its recipe, in
+``runs/<study>/.parents/<run>/``. This copy is not evaluated and not shown in tables, and the record
+of the parent stays as it is. A run that starts from the copy records this (``parent.retrained``).
+Imports no torch.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ from pe.training.start import (
 
 
 def with_retrained_parents(plan: Sequence[Planned]) -> list[Planned]:
-    """``plan``, and before a run the complete ones that must be retrained for it to start.
+    """Return ``plan`` with the parents that must be retrained, each before the runs that need it.
 
-    Those are parents of runs that have yet to be trained, and their parents, of this
-    study or another one. They are not validated: that is in their records.
+    These are the parents of runs that have yet to be trained, and parents of such parents, in this
+    study or another one. They are trained without validation, which is in their records.
 
     Raises:
         RunError: a run is to keep steps that it has passed already.
@@ -37,7 +38,10 @@ def with_retrained_parents(plan: Sequence[Planned]) -> list[Planned]:
     labels = {planned.key: planned.label for planned in plan}
 
     def parent_of(recipe: Recipe, study: Path) -> str | None:
-        """Return the key of the retrained run that ``recipe`` starts from; it keeps the weights."""
+        """Plan the retrained run that keeps the weights which ``recipe`` needs; return its key.
+
+        None if the weights are not lost.
+        """
         parent = parent_missing_weights(recipe, study)
         if parent is None:
             return None
@@ -82,10 +86,7 @@ def with_retrained_parents(plan: Sequence[Planned]) -> list[Planned]:
 
 
 def _without_retrained_steps(planned: Planned, plan: Sequence[Planned]) -> Planned:
-    """Return a complete run without the steps that it has not kept for runs that start from it.
-
-    It is retrained for those.
-    """
+    """Leave out of a complete run's recipe the steps whose weights its retrained copy provides."""
     if planned.zero_shot or not planned.past_its_start():
         return planned
     starts = {

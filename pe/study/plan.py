@@ -1,4 +1,4 @@
-"""From the file of a study (`pe.study.file`) to its runs, each a complete recipe. No torch."""
+"""Turn the file of a study (`pe.study.file`) into its runs with their recipes. Imports no torch."""
 
 from __future__ import annotations
 
@@ -22,27 +22,33 @@ from pe.training.check import check_run
 from pe.training.start import check_sizes, takes_searched_factors
 
 OWN_SHARES = ("warmup_steps", "decay_steps", "checkpoint_every", "validate_every")
+"""Fields that may be shares of the run's own steps."""
 
 
 def load_plan(study: str, *, mini: bool = False, check: bool = False) -> list[Planned]:
     """Return the runs of a study in the file's order, parents before the runs that start from them.
 
     Args:
-        study: a name or a path. mini: the miniature that the file describes, recorded as the
-            study ``NAME-mini``. check: also encodings, their options, corpora and tokenizers
-            (`check_run`), which imports torch.
+        study: a name or a path.
+        mini: return the miniature of the study, which is recorded as ``NAME-mini``.
+        check: also check encodings, their options, corpora and tokenizers (`check_run`), for which
+            torch is imported.
 
     Raises:
-        ValueError: a file that is not a study; one line per mistake, with its place in the file.
+        ValueError: the file has mistakes; one line for each, with its place in the file.
     """
     return _planned(study, mini, check, ())
 
 
 def _planned(study: str, mini: bool, check: bool, within: tuple[Path, ...]) -> list[Planned]:
-    """Return the plan of a study. ``within``: the files whose runs start from this one's."""
+    """Return the plan of a study.
+
+    Args:
+        within: files of studies that are being planned and whose runs start from this study.
+    """
     path, file = read_study(StudyFile, study, mini=mini)
     if check:
-        processes.wanted()  # a mistake in it is none of the study's
+        processes.wanted()  # its mistakes are not in the file
     with mistakes_in(path):
         name = f"{path.stem}-mini" if mini else path.stem
         refuse_strange_study(name)
@@ -55,11 +61,11 @@ def load_part(word: str, *, mini: bool = False, check: bool = False) -> list[Pla
     """Return the runs that ``STUDY[/LABEL][:SEEDS]`` names.
 
     Args:
-        word: a study as `load_plan` takes it. LABEL: that of a run, or a pattern of `fnmatch`.
-            SEEDS: with commas between, such as 0,1.
+        word: a study as `load_plan` takes it, perhaps with the label of a run or a pattern of
+            labels (`fnmatch`), and perhaps with seeds such as 0,1.
 
     Raises:
-        ValueError: as `load_plan`; or the study has no such run or seed.
+        ValueError: as in `load_plan`, or the study has no such run or seed.
     """
     match = re.fullmatch(
         r"(?P<study>.*\.ya?ml|[^/]*?)(/(?P<label>.+?))?(:(?P<seeds>\d+(,\d+)*))?", word
@@ -84,7 +90,7 @@ def load_part(word: str, *, mini: bool = False, check: bool = False) -> list[Pla
 
 
 def load_plans(words: Sequence[str], *, mini: bool = False, check: bool = False) -> list[Planned]:
-    """Return the runs of several studies, each run once, where it is named first.
+    """Return the runs of several studies; a run that is named several times is listed once.
 
     Args:
         words: as `load_part` takes them.
@@ -100,7 +106,7 @@ def load_plans(words: Sequence[str], *, mini: bool = False, check: bool = False)
 
 
 class _Seed:
-    """The runs of one seed, one after the other."""
+    """Plans the runs of a study for one seed."""
 
     def __init__(
         self, study: str, file: StudyFile, seed: int, mini: bool, within: tuple[Path, ...]
@@ -109,9 +115,9 @@ class _Seed:
         self.base = named_recipe(file.recipe, **_plain(file.set))
         self.planned: dict[str, Planned] = {}
         self.kept: dict[str, list[int | str]] = {}
-        """Label -> where other runs start from it."""
+        """The steps at which other runs start from a run, by its label."""
         self.elsewhere: dict[str, list[Planned]] = {}
-        """The plans of other studies that runs of this one start from."""
+        """The plans of other studies from which runs of this one start, by name."""
         for entry in file.runs.values():
             if entry.start:
                 self.kept.setdefault(entry.start.run, []).append(entry.start.at)
@@ -125,7 +131,7 @@ class _Seed:
             if entry.seeds is not None and self.seed not in entry.seeds:
                 continue
             if entry.start and entry.start.run in broken:
-                broken.add(label)  # its own mistakes show once those of its parent are gone
+                broken.add(label)  # its own mistakes are reported once its parent has none
                 continue
             try:
                 for one in self._run(label, entry):
@@ -180,13 +186,13 @@ class _Seed:
         )
 
     def _entries(self, mistakes: Mistakes) -> Iterator[tuple[str, RunEntry]]:
-        """Return the runs of the file, one for each rate of a sweep."""
+        """Yield the runs of the file with their labels, one for each rate of a sweep."""
         for label, entry in self.file.runs.items():
             with mistakes.at(f"runs.{label}"):
                 yield from entry.sweep(label, self.file.rates)
 
     def _run(self, label: str, entry: RunEntry) -> list[Planned]:
-        """Add a run and its branches."""
+        """Return a run and its branches."""
         base, parent = self.base, None
         fields = {**self.file.set, **entry.set}
         decay = fields.get("decay_steps", base.decay_steps)
@@ -228,7 +234,10 @@ class _Seed:
         return [run, *branches]
 
     def _start(self, start: StartEntry) -> tuple[str | None, dict[str, Any]]:
-        """Return the key of the run to wait for if it is of this study, and the recipe's fields."""
+        """Return the fields of a recipe that starts there, and the key of its parent.
+
+        The key is None for a run of another study, which must exist already.
+        """
         source = self._source(start.run)
         ours = source.study == self.study
         of = self.base.steps if ours else source.recipe.steps
@@ -244,7 +253,7 @@ class _Seed:
         return None, {"start_from": f"{source.study}/{source.name}", "start_step": at}
 
     def _source(self, name: str) -> Planned:
-        """Return a run of this study by its label, or of another with this seed by STUDY/LABEL."""
+        """Return a run of this study by its label, or of another study by STUDY/LABEL."""
         if name in self.planned:
             return self.planned[name]
         entry = self.file.runs.get(name)
@@ -289,7 +298,7 @@ def _check_extension(task: Planned) -> None:
 
 
 def _branch(recipe: Recipe, name: str, end: int, decay: int) -> Recipe:
-    """Return the last ``decay`` steps of a run of ``end`` steps that else equals ``recipe``."""
+    """Return the recipe of a branch: the decay of a run like ``recipe`` with ``end`` steps."""
     leaves, first, last = end - decay, recipe.warmup_steps, recipe.steps - recipe.decay_steps
     if not first <= leaves <= last or not 0 < decay < end:
         raise ValueError(
@@ -307,9 +316,6 @@ def _at(value: int | str, of: int, steps: int) -> int:
 
 
 def _plain(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields that are the same for all runs.
-
-    Shares depend on the run's number of steps.
-    """
+    """Return the fields that do not depend on the number of steps of a run."""
     own = (*OWN_SHARES, "keep_steps")
     return {k: v for k, v in fields.items() if k not in own and not is_share(v)}

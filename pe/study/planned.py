@@ -1,4 +1,4 @@
-"""The runs of a study as they are planned: what each needs, and whether it is done."""
+"""The planned runs of a study: what each of them needs, and whether it is done."""
 
 from __future__ import annotations
 
@@ -23,11 +23,12 @@ class Planned:
     recipe: Recipe
     study: str
     parent: str | None = None
-    """The `key` of the run that has to be done before it, which may be one to retrain."""
+    """The `key` of the run that has to be done before, which may be a retrained one."""
     retrained: bool = False
-    """A complete run that is retrained for its lost weights (`pe.study.parents`)."""
+    """Whether this is a complete run that is retrained for its weights (`pe.study.parents`)."""
     zero_shot: ZeroShot | None = None
-    """Nothing to train: what the recipe starts from is measured, extended by other encodings."""
+    """If given, nothing is trained: the run that the recipe starts from is extended by other
+    encodings and measured."""
 
     @functools.cached_property
     def name(self) -> str:
@@ -39,11 +40,11 @@ class Planned:
 
     @property
     def key(self) -> str:
-        """``STUDY/NAME``, which tells runs apart where several studies have the same recipe."""
+        """``STUDY/NAME``, which also distinguishes runs of several studies with one recipe."""
         return f"{self.study}/{self.name}"
 
     def run(self) -> Run:
-        """Return the run's folder and record, with this recipe; of a task, the run it extends."""
+        """Return the run with this recipe; for a zero-shot task, the run that it extends."""
         if self.zero_shot:
             return Run(root() / self.recipe.start_from)
         return Run(root() / self.study / self.name, recipe=self.recipe)
@@ -55,7 +56,7 @@ class Planned:
         return complete(self.run())
 
     def task(self, notebook: bool) -> dict[str, Any]:
-        """Return what `pe.study.worker.execute` takes; ``notebook``: leave the executed page."""
+        """Return the argument ``task`` of `pe.study.worker.execute`, as plain JSON values."""
         return {
             "directory": str(self.run().directory), "recipe": self.recipe.to_dict(),
             "study": self.study, "notebook": notebook,
@@ -72,8 +73,8 @@ class Planned:
 def complete(run: Run) -> bool:
     """Return whether a run is trained and evaluated as its recipe asks.
 
-    A parent that was retrained has to have all weights that are asked for, and nothing else. A run
-    whose encoding has another source now is not complete; to train it says why (RunError).
+    For a retrained parent it is enough to have all the weights that other runs need. A run is not
+    complete if the code of its encoding has changed; training it then raises RunError.
     """
     if not run.exists() or run.read()["status"] != "complete":
         return False
@@ -91,9 +92,9 @@ def complete(run: Run) -> bool:
 
 
 class StudyFolder(Folder):
-    """A study as the notebook command sees it: a folder to hold, and to put the page into.
+    """The folder of a study, which a notebook of the study locks and is written to.
 
-    It has no record: what came of the study is in the records of its runs.
+    It has no record of its own; results are in the records of the runs.
     """
 
     depth = 1
@@ -107,7 +108,7 @@ class StudyFolder(Folder):
 
     @property
     def workers(self) -> int:
-        """The number of workers: what was asked for, or one per GPU, or 1 without a GPU."""
+        """The number of workers: the given one, or else one per GPU, or 1 without a GPU."""
         from pe.study.devices import workers_here
 
         return workers_here(self._workers)

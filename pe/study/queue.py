@@ -1,18 +1,19 @@
 """Carry out the plan of a study on Dask.
 
-Without an address a cluster is started on this machine: one worker for each GPU, or a single
-one. With one (``tcp://host:8786``, or a scheduler file) the runs go to the workers of that
-cluster, which need this checkout and the same runs folder: that is all SLURM or Kubernetes add.
+By default the workers are processes of this machine: one for each GPU, or a single one without a
+GPU. With the address of a Dask scheduler (``tcp://host:8786``, or a scheduler file), the runs go to
+the workers of that cluster, for example on SLURM or Kubernetes. These need the same checkout and
+the same folder of runs.
 
-Runs are begun in the order of the plan, each as soon as a worker is free and its parent is done: no
-run of a later seed is begun while one of an earlier seed could be, so that whole families are done
-when the time runs out. A worker with a GPU takes a second run, which gets ready while the first has
-the device (`pe.study.devices`).
+A run begins as soon as a worker is free and its parent is done. If several can begin, the order of
+the plan decides. It lists all runs of a seed before those of the next, so that the comparison of
+the first seeds is complete if the time runs out. A worker with a GPU takes a second run, which
+starts up while the first one uses the GPU (`pe.study.devices`).
 
-A run that is recorded with its evaluation is not run again; one that was interrupted goes on from
-its checkpoint; one that fails is tried again, and if it fails for good the runs that start from it
-are skipped, and all others go on. A complete parent whose weights are not on this
-machine is retrained first (`pe.study.parents`).
+A run that is trained and evaluated already is not run again. An interrupted run continues from its
+checkpoint. A run that fails is tried again. If it fails each time, the runs that start from it are
+skipped, and all others are carried out. A complete parent whose weights are not on this machine is
+retrained first (`pe.study.parents`).
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from distributed import Client, Future
 
 POLL = 1.0
+"""Seconds between two looks at the runs."""
 
 
 def run_study(
@@ -50,31 +52,30 @@ def run_study(
     until: float = math.inf,
     on_progress: Callable[[dict[str, str]], None] | None = None,
 ) -> None:
-    """Run everything in ``plan`` that is not done.
+    """Carry out all runs of ``plan`` that are not done.
 
     Args:
-        address: of a Dask scheduler, or a scheduler file; None starts workers here.
-        workers: how many to start here; None: one per GPU, or one.
+        address: address of a Dask scheduler, or a scheduler file. None: workers are started here.
+        workers: number of workers to start here. None: one per GPU, or one without a GPU.
         retries: how often a failed run is tried again.
-        notebooks: run each by the notebook command, which leaves the executed page in its folder.
-        until: seconds from now. A run that is expected to end later (`pe.study.pace`) is not begun
-            and stays "waiting".
-        on_progress: called about once per second with the state of each run, by ``STUDY/NAME``:
-            "waiting", "running" (a worker has it), "done", "failed" or "skipped". Parents that are
-            retrained are ``STUDY/.parents/NAME``.
+        notebooks: whether runs are carried out as notebooks, which stay in their folders.
+        until: seconds from now. A run does not begin if it is expected to end later
+            (`pe.study.pace`); it stays "waiting".
+        on_progress: called about once per second with the state of each run by `Planned.key`:
+            "waiting", "running" (a worker has it), "done", "failed" or "skipped".
 
     Raises:
-        StudyFailed: runs failed for good; all others are done.
-        ValueError: an unknown encoding or corpus, workers beside an address, more workers than
-            GPUs, or an ``until`` that is no time; nothing has been run.
-        RunError: runs start from a run of another study that is not there yet.
-        RunError: the source of an encoding is not the one that its run was trained with, or a run
-            is to keep steps that it has passed already.
+        StudyFailed: runs failed; all others are done.
+        ValueError: an encoding or a corpus is unknown, workers are given together with an address,
+            there are more workers than GPUs, or ``until`` is not a time. Nothing has been run.
+        RunError: a run starts from a run of another study that does not exist, the code of an
+            encoding has changed since its run was trained, or a run is to keep steps that it has
+            passed already.
     """
     if address is not None and workers is not None:
         raise ValueError(
-            f"workers: {workers} has no effect with an address, where the workers are there "
-            "already; leave one of the two out"
+            f"workers: {workers} has no effect with an address, whose workers run already; leave "
+            "one of the two out"
         )
     if not all(isinstance(planned, Planned) for planned in plan):
         raise TypeError(f"expected a plan, got {plan!r}; pe.load_plan makes one of a study's name")
@@ -88,7 +89,7 @@ def run_study(
     for planned in todo:
         if not planned.zero_shot:
             check_run(planned.run())
-        if "/" in planned.recipe.start_from and not planned.parent:  # nothing here will make it
+        if "/" in planned.recipe.start_from and not planned.parent:  # it must exist already
             start_of(planned.recipe, planned.run().directory.parent)
     with connect(address, workers) as (client, devices):
         queue = _Queue(
@@ -110,10 +111,10 @@ def run_study(
 
 
 class _Queue:
-    """Runs in the order of the plan: those that wait, and those that are Dask's.
+    """The runs of a plan in their order: those that wait, and those that were submitted to Dask.
 
-    Dask gets no more of them than its workers can begin: it hands out all that it has at once, and
-    would not take a run back when an earlier one becomes possible.
+    No more runs are submitted than the workers can begin. Dask assigns all of them to workers at
+    once, and would not prefer an earlier run of the plan that becomes ready later.
     """
 
     def __init__(
@@ -127,10 +128,10 @@ class _Queue:
         self._learned: set[str] = set()
 
     def advance(self) -> bool:
-        """Begin what can be begun. Return False when nothing is left to wait for.
+        """Submit the runs that can begin; return False if there is nothing left to wait for.
 
-        At most one run per worker at once, so that of two that share a device the first is ready
-        first. What starts from a failed run is never begun.
+        At most one run per worker is submitted at a time, so that of two runs that share a device
+        the first one is ready first. A run that starts from a failed run is never submitted.
         """
         states = self.states()
         running = sum(state == "running" for state in states.values())
@@ -161,7 +162,7 @@ class _Queue:
         return {name: words.get(of.status, "failed") for name, of in self.futures.items()}
 
     def late(self) -> set[str]:
-        """Return the runs that were not begun for lack of time, or wait for such ones."""
+        """Return the keys of runs that did not begin in time, or that wait for such a run."""
         late: set[str] = set()
         states = self.states()
         for planned in self.todo:
@@ -171,7 +172,7 @@ class _Queue:
         return late
 
     def failures(self) -> list[str]:
-        """Return one line per run that failed for good, or was skipped because of one that did."""
+        """Return one line per run that failed, or was skipped because its parent failed."""
         lines, late = [], self.late()
         for planned in self.todo:
             future = self.futures.get(planned.key)
@@ -185,10 +186,11 @@ class _Queue:
         return lines
 
     def _submit(self, planned: Planned, worker: str) -> Future:
-        """Submit to ``worker`` where GPUs are shared out: Dask would follow guesses of durations.
+        """Submit a run, to ``worker`` if several workers have a GPU each.
 
-        Another takes it over when that one dies; a run with a preference that finds no worker at
-        all would wait without end, so a single worker is no preference.
+        Without a preference Dask would distribute runs by their estimated durations. Another worker
+        takes the run over if this one dies. With a single worker there is no preference, because
+        the run would wait forever if that worker died.
         """
         several = self.devices and len(self.client.nthreads()) > 1
         return self.client.submit(
@@ -200,7 +202,7 @@ class _Queue:
 
 
 def _task(task: dict[str, Any], environment: dict[str, str], devices: list[str]) -> str:
-    """Carry out one run on the worker's device, once no other run is on it."""
+    """Carry out one run on the worker's device."""
     from distributed import get_worker
 
     if devices:
@@ -211,7 +213,11 @@ def _task(task: dict[str, Any], environment: dict[str, str], devices: list[str])
 
 @contextmanager
 def connect(address: str | None, workers: int | None) -> Iterator[tuple[Client, list[str]]]:
-    """Connect to Dask, and name the GPUs that the workers share if they were started here."""
+    """Yield a client of Dask, and the devices of workers that are started here, if these are GPUs.
+
+    Raises:
+        ValueError: more workers are asked for than there are GPUs.
+    """
     from distributed import Client, LocalCluster
 
     if address is not None:

@@ -1,10 +1,10 @@
-"""What the files of all studies have in common: how they are found, read and checked.
+"""Find, read and check the files of all kinds of studies.
 
 There are three kinds, in studies/ (`pe.study.file`), studies/tasks (`pe.tasks.study`) and
 studies/pretrained (`pe.pretrained.study`). A kind is a class whose fields are the keys of the file.
-The part ``mini`` describes the same study in miniature: its fields replace those of the study, and
-its records go into the folder STUDY-mini. A mistake in a file is a ValueError with one line per
-mistake, which names the file and the place in it.
+The part ``mini`` describes a miniature of the study: its keys replace those of the study, and its
+records go into the folder STUDY-mini. Mistakes in a file raise a ValueError with one line for each,
+which names the file and the place in it.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class YamlPart(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
     more_keys: ClassVar[Sequence[str]] = ()
-    """Keys that are no fields, of a class that allows them."""
+    """Further keys that a class accepts and that are not fields."""
 
     @model_validator(mode="before")
     @classmethod
@@ -65,7 +65,7 @@ class YamlPart(BaseModel):
 
 
 class AnyStudy(YamlPart):
-    """The whole file of a study; a base class of the kinds."""
+    """The whole file of a study; the base class of all kinds."""
 
     below: ClassVar[str] = ""
     """The folder below studies/ that has the files of this kind."""
@@ -73,7 +73,7 @@ class AnyStudy(YamlPart):
     mini: dict[str, Any] | None = None
 
     def miniature(self) -> Self:
-        """Return the study in miniature, which has none itself."""
+        """Return the miniature of the study."""
         values = self.model_dump(exclude_unset=True)
         return type(self).model_validate(self.merged(values, values["mini"]) | {"mini": None})
 
@@ -86,13 +86,14 @@ Kind = TypeVar("Kind", bound=AnyStudy)
 
 
 def study_file(study: str, below: str = "") -> Path:
-    """Return a study's YAML file: a path, a name in ./studies, or one that comes with the package.
+    """Return the YAML file of a study.
 
     Args:
+        study: a path, or the name of a file in ./studies or among the studies of the package.
         below: the folder below studies/.
 
     Raises:
-        ValueError: there is none.
+        ValueError: there is no such file.
     """
     path = Path(study)
     if path.suffix in (".yaml", ".yml"):
@@ -107,12 +108,10 @@ def study_file(study: str, below: str = "") -> Path:
 
 
 def read_study(kind: type[Kind], study: str, *, mini: bool = False) -> tuple[Path, Kind]:
-    """Return the path of a study and its content.
-
-    A miniature is checked even if it is not asked for.
+    """Return the path of a study and its content; the miniature is checked in any case.
 
     Args:
-        study: as `study_file` takes it. mini: return the study in miniature.
+        study: as `study_file` takes it. mini: return the miniature.
 
     Raises:
         ValueError: there is no such study, it has no miniature, or its file has mistakes.
@@ -141,11 +140,11 @@ def mistakes_in(place: Path | str) -> Iterator[None]:
 
 
 class Mistakes(list[str]):
-    """Mistakes of a plan, one line each, which are raised together."""
+    """The mistakes in a plan, one line each, which are raised together."""
 
     @contextmanager
     def at(self, place: str) -> Iterator[None]:
-        """Note a ValueError with its place, and go on after the block."""
+        """Note a ValueError of this block with its place, and continue after the block."""
         try:
             yield
         except ValueError as error:

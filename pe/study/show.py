@@ -1,4 +1,4 @@
-"""The state of a study and the time that the rest of it takes, as rows, as text and live."""
+"""Show the state of a study and the time that it still takes, as rows, as text and live."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ HEADS = (
 )  # fmt: skip
 
 USUAL_MFU = 0.4
-"""Share of a card's peak that a compiled training step reaches, where no run says it."""
+"""The model FLOPs utilisation that is assumed if no recorded run gives a speed."""
 
 
 class Row(NamedTuple):
-    """One run of a study; of a zero-shot task, steps are cells, and it trains on no tokens."""
+    """One run of a study. The steps of a zero-shot task are its cells, and it has no tokens."""
 
     label: str
     seed: int
@@ -44,11 +44,11 @@ class Row(NamedTuple):
     tokens_per_second: float | None = None
     """Measured in this run or in recorded runs, or estimated."""
     seconds_left: float | None = 0.0
-    """Seconds of training; None where no speed is known."""
+    """Seconds of training; None if no speed is known."""
     parent: str | None = None
     """Key of the run that it waits for."""
     estimated: bool = False
-    """Whether the speed is that of runs of other sizes, by their arithmetic."""
+    """Whether the speed is derived from the FLOPs of runs of other sizes."""
 
     def cells(self) -> list[str]:
         """Return the texts of the columns `HEADS`."""
@@ -63,11 +63,10 @@ class Row(NamedTuple):
 
 
 def rows(plan: Sequence[Planned], states: dict[str, str] | None = None) -> list[Row]:
-    """Return the plan with the state that the records show.
+    """Return a row for each run of the plan and each parent that must be retrained, in order.
 
-    Parents to retrain precede their children.
-
-    ``states`` come from `pe.study.run_study`.
+    Args:
+        states: those that `pe.study.run_study` reports. None: only the records decide.
     """
     speeds, states = _speeds(), states or {}
     rate = _flops_per_second(speeds)
@@ -106,7 +105,7 @@ def text(
     workers: int = 1,
     tablefmt: str = "plain",
 ) -> str:
-    """Return the rows as a table, their sum, and the time that ``workers`` need together."""
+    """Return the rows as a table, their sums, and the time that ``workers`` need together."""
     listed = rows(plan, states)
     table = tabulate(
         [row.cells() for row in listed], HEADS, tablefmt, disable_numparse=True,
@@ -139,7 +138,7 @@ def time_left(listed: Sequence[Row], workers: int = 1) -> str:
     alone = sum(r.seconds_left or 0.0 for r in listed)
     if missing and not alone:
         return "time left not known: no run is recorded on this kind of device"
-    ends: dict[str, float] = {}  # of each run, were there a worker for every one
+    ends: dict[str, float] = {}  # when each run would end if every run had its own worker
     for r in listed:
         ends[r.key] = ends.get(r.parent or "", 0.0) + (r.seconds_left or 0.0)
     together = duration(max(alone / workers, *ends.values()))
@@ -152,9 +151,9 @@ def time_left(listed: Sequence[Row], workers: int = 1) -> str:
 
 
 def memory_needed(plan: Sequence[Planned]) -> str:
-    """Say how much of each GPU the largest run will take, and what to set if that is too much.
+    """Say how much memory of each GPU the largest run needs, and what to set if it is too much.
 
-    Empty where nothing is left to train.
+    It is empty if nothing is left to train.
     """
     from pe.devices import gpu_memory
 
@@ -215,12 +214,12 @@ def _last_line(run: Run) -> dict[str, Any]:
     try:
         lines = run.metric_lines(drop_torn_end=True)
     except RunError:
-        return {}  # being written this moment; the record itself is checked where it is read
+        return {}  # a line is being written at this moment
     return next((line for line in reversed(lines) if "loss" in line), {})
 
 
 def _speeds() -> list[tuple[dict[str, Any], float]]:
-    """Return recipes of complete runs on this kind of device, and tokens/s per device of each."""
+    """Return recipe and tokens/s per device of each complete run on this kind of device."""
     from pe.runs.provenance import hardware
 
     here = hardware()["name"]
@@ -238,9 +237,9 @@ def _speeds() -> list[tuple[dict[str, Any], float]]:
 
 
 def _known(speeds: Sequence[tuple[dict[str, Any], float]], recipe: Recipe) -> float | None:
-    """Return the median of runs of the same sizes, and of the same encoding if there are any.
+    """Return the median speed of runs with the same sizes, and the same encoding if there are any.
 
-    Several devices that train a run together are taken to be as fast as so many.
+    N devices that train a run together count as N times as fast as one.
     """
     sizes = [getattr(recipe, name) for name in SIZES]
     same = [(r["pe"], speed) for r, speed in speeds if [r[name] for name in SIZES] == sizes]
@@ -249,9 +248,9 @@ def _known(speeds: Sequence[tuple[dict[str, Any], float]], recipe: Recipe) -> fl
 
 
 def _flops_per_second(speeds: Sequence[tuple[dict[str, Any], float]]) -> float | None:
-    """Return the most that a recorded run did on one device, or a share of a known card's peak.
+    """Return the highest rate of a recorded run on one device, or else a share of the GPU's peak.
 
-    The most, as small models and runs that shared their device with others reach less.
+    Small models and runs that shared their device reach less. None if neither is known.
     """
     from pe.runs.provenance import hardware
 

@@ -1,8 +1,8 @@
-"""One run of a study as a Dask worker carries it out: papermill in a process for that run.
+"""Carry out one run of a study in a process of its own.
 
-The process gives its memory back when it ends, and an error in one run cannot reach another. It
-watches its parent: when a worker is killed, its run saves a checkpoint and stops, and the worker
-that takes the task over goes on from there.
+The process returns its memory when it ends, and an error in it does not affect other runs. It
+watches the Dask worker that started it. If the worker is killed, the run saves a checkpoint and
+stops, and the worker that takes over the task continues from there.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from pe.training.start import is_retrained_copy
 
 NOTEBOOK = shipped("notebooks") / "train.ipynb"
 WAIT_FOR_LOCK = 180.0
-"""Seconds that a run's folder may still be held by the process of a worker that was killed."""
+"""Seconds for which the process of a killed worker may still hold a run's folder."""
 
 
 class RunFailed(RuntimeError):
@@ -39,17 +39,18 @@ class RunFailed(RuntimeError):
 
 
 def execute(task: Mapping[str, Any], environment: Mapping[str, str]) -> str:
-    """Train and evaluate one run unless its record is complete, and return its directory.
+    """Train and evaluate one run in a new process, unless it is done; return its directory.
 
     Args:
-        task: ``directory``, ``recipe`` (as `Recipe.to_dict` gives it), ``study``, and ``notebook``:
-            whether by train.ipynb, which leaves the executed page, or by `pe.train`. A run that is
-            retrained for its weights is neither evaluated nor given a page. With
-            ``zero_shot`` (as `ZeroShot.to_dict` gives it) the run there is extended instead.
+        task: what `Planned.task` returns: ``directory``, ``recipe``, ``study``, ``zero_shot``, and
+            ``notebook``, whether the run is carried out as train.ipynb, which stays in its folder.
+            With ``zero_shot`` the run in that folder is extended. A run that is retrained for its
+            weights is not evaluated and has no notebook.
         environment: variables for the process, such as PE_RUNS and CUDA_VISIBLE_DEVICES.
 
     Raises:
-        RunFailed: with the reason that the record or the last line of the log gives.
+        RunFailed: the run is not complete; the reason is that in its record, or the last line of
+            its log.
     """
     run = Run(Path(task["directory"]), recipe=Recipe.from_dict(dict(task["recipe"])))
     log = run.directory.parent / ".logs" / f"{run.directory.name}.log"
@@ -95,7 +96,7 @@ def _retrain(run: Run) -> None:
         "it cannot be retrained without that text",
     )
     trained = run.exists() and run.read()["status"] == "complete"
-    if trained or steps_gone(run):  # some of its weights are gone, too, or were never kept
+    if trained or steps_gone(run):  # it lacks weights that are wanted now, so it starts over
         with run.lock():
             for path in run.directory.iterdir():
                 if path.is_dir():
@@ -118,13 +119,13 @@ def _reason(run: Run, log: Path) -> str:
 
 
 def main(task: Mapping[str, Any]) -> None:
-    """Carry out one run in its process, which ends when its parent does."""
+    """Carry out one run in this process, which stops if its parent process dies."""
     threading.Thread(target=stop_with_parent, args=(os.getppid(),), daemon=True).start()
     carry_out_task(task)
 
 
 def carry_out_task(task: Mapping[str, Any]) -> None:
-    """Carry out one run in this process; everything is imported before it waits for the device."""
+    """Carry out one run in this process; all imports come before it waits for the device."""
     recipe = Recipe.from_dict(dict(task["recipe"]))
     run = Run(task["directory"], recipe=recipe)
     if task.get("zero_shot"):
@@ -148,7 +149,7 @@ def carry_out_task(task: Mapping[str, Any]) -> None:
 
 
 def _run_notebook(parameters: Mapping[str, Any]) -> None:
-    """Carry out train.ipynb; its kernel waits for the device (`pe.notebooks.page.plan`)."""
+    """Execute train.ipynb, whose kernel waits for the device (`pe.notebooks.page.plan`)."""
     import papermill
     from papermill.exceptions import PapermillExecutionError
 
@@ -156,7 +157,7 @@ def _run_notebook(parameters: Mapping[str, Any]) -> None:
     try:
         papermill.execute_notebook(NOTEBOOK, None, parameters)
     except PapermillExecutionError as error:
-        if error.ename != RunBusy.__name__:  # of the kernel's error only the type's name arrives
+        if error.ename != RunBusy.__name__:  # papermill passes on only the name of the type
             raise
         print(f"pe: {error.evalue}", file=sys.stderr)
         raise SystemExit(RunBusy.EXIT_CODE) from None

@@ -1,16 +1,16 @@
-"""The part of a study that trains nothing: a run extended by every method and factor.
+"""The part of a study that trains nothing: one run, extended by several methods and factors.
 
     zero_shot:
       run: scaffold-seeds/rope                    # whose last weights are extended, or `rope`:
                                                   # a run of the same study
-      factors: [2, 4, length]                     # length: the factor that equals each length
-      methods: [pi, yarn, longrope]               # all, if nothing is given
+      factors: [2, 4, length]                     # length: at each length, the factor it needs
+      methods: [pi, yarn, longrope]               # default: all
       search: {iterations: 10, population: 32}    # how LongRoPE's factors are found
 
-It is one task of the study for each seed. Its results are recorded beside that run: extension.json,
-and longrope-4x.json for each search. Runs with the option ``long_factor: searched`` wait for it.
-Where the run's weights are lost it is retrained first, as for a run that starts there
-(`pe.study.parents`). Torch is imported only when methods are asked for.
+This is one task of the study for each seed. Its results are recorded in the folder of that run: in
+extension.json, and in longrope-4x.json for a search. Runs with the option ``long_factor: searched``
+wait for it. If the run's weights are lost, the run is retrained first (`pe.study.parents`). Torch
+is imported only when the methods are needed.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ Method = Annotated[str, AfterValidator(_known_method)]
 
 
 class Search(YamlPart):
-    """Settings of `pe.search_longrope`; None stands for its own default."""
+    """Settings of `pe.search_longrope`; None is its default."""
 
     iterations: Natural | None = None
     population: Count | None = None
@@ -64,7 +64,7 @@ class Search(YamlPart):
 
 
 class ZeroShot(YamlPart):
-    """The run, methods and factors that are measured, and the search for LongRoPE's factors."""
+    """What is measured: a run, methods, factors, and settings of the search of LongRoPE."""
 
     run: str
     """The run whose last weights are extended: STUDY/RUN, or a run of the same study."""
@@ -93,7 +93,7 @@ class ZeroShot(YamlPart):
     def without(self, recorded: Mapping[str, Any]) -> list[str]:
         """Return the cells that are not ``recorded``.
 
-        LongRoPE's factors have to be searched ones.
+        A cell of LongRoPE counts only if its factors come from a search.
         """
         return [
             name
@@ -103,7 +103,7 @@ class ZeroShot(YamlPart):
         ]
 
     def searched(self, recipe: Recipe) -> set[float]:
-        """Return the factors for which LongRoPE's are searched, on a run of this recipe."""
+        """Return the factors of extension for which a run of this recipe needs a search."""
         return {
             factor
             for cell in cells([m for m in self.methods if m == LONGROPE], self.factors)
@@ -112,28 +112,28 @@ class ZeroShot(YamlPart):
         }
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the mapping that the YAML has. `model_validate` is the inverse."""
+        """Return the mapping as the YAML has it; `model_validate` is the inverse."""
         return self.model_dump(exclude_none=True)
 
 
 def _searched(cell: Mapping[str, Any]) -> bool:
-    """Return whether all factors of a cell of LongRoPE were searched for, not YaRN's."""
+    """Return whether all factors of a cell of LongRoPE come from a search, and not from YaRN."""
     options = (cell.get("by_length") or {"": cell["options"]}).values()
     return all(of.get("long_factor") is not None for of in options)
 
 
-def carry_out(run: Run, wanted: ZeroShot, *, quiet: bool = False) -> None:
-    """Measure what the record of ``run`` lacks: all other methods first, for a search takes time.
+def carry_out(run: Run, wanted: ZeroShot) -> None:
+    """Measure the cells that the record of ``run`` lacks, those of LongRoPE last.
 
     Raises:
-        RunError: the run's weights are nowhere on this machine.
+        RunError: the run's weights are not on this machine.
     """
     from pe.evaluation.extension import extend
     from pe.evaluation.longrope.search import search_longrope
 
     others = [method for method in wanted.methods if method != LONGROPE]
     if others:
-        extend(run, others, wanted.factors, quiet=quiet)
+        extend(run, others, wanted.factors)
     recipe = run.recipe
     for cell in cells([m for m in wanted.methods if m == LONGROPE], wanted.factors):
         if cell.name not in wanted.missing(run):
@@ -141,9 +141,7 @@ def carry_out(run: Run, wanted: ZeroShot, *, quiet: bool = False) -> None:
         alone = wanted.model_copy(update={"factors": [cell.factor]})
         settings = wanted.search.model_dump(exclude_none=True)
         options = {
-            f"{LONGROPE}@{factor:g}": {
-                "long_factor": search_longrope(run, factor, quiet=quiet, **settings)
-            }
+            f"{LONGROPE}@{factor:g}": {"long_factor": search_longrope(run, factor, **settings)}
             for factor in sorted(alone.searched(recipe))
         }
-        extend(run, [LONGROPE], [cell.factor], options, quiet=quiet)
+        extend(run, [LONGROPE], [cell.factor], options)

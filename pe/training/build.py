@@ -8,11 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from pe import devices
 from pe._errors import one_line
 from pe._quiet import quiet_libraries
-from pe.attention import path_for
-from pe.attention.choose import shows_few
 from pe.data import TokenData, evaluation_windows
 from pe.data.needles import texts_of
 from pe.encodings import Encoding
@@ -176,35 +173,6 @@ def lengths_beyond(recipe: Recipe, model: PEForCausalLM) -> list[int]:
 def max_positions(model: PEForCausalLM) -> int | None:
     """Return how many positions the model's encodings have; None for any number."""
     return tightest(model.model.encodings)[0]
-
-
-def attention_path(model: PEForCausalLM, recipe: Recipe, device: torch.device) -> str:
-    """Return the name of the way in which a training step's attention is computed.
-
-    The names are those of `pe.attention.choose`. If the layers of a schedule take several ways, it
-    is the slowest of them.
-    """
-    with devices.autocast(recipe.precision, device):
-        narrow = torch.is_autocast_enabled(device.type)
-    dtype = torch.get_autocast_dtype(device.type) if narrow else model.dtype
-    sequences = (recipe.micro_batch_size or recipe.batch_size) * recipe.num_attention_heads
-
-    def path(enc: Any) -> str:
-        compiled = devices.compiles(recipe.compile, device)
-        # A compiled graph cannot read positions, which a bias by distance needs (`PEModel._spans`).
-        by_spans = enc.hides and (not enc.biased or (enc.relative and not compiled))
-        by_rows = not compiled and shows_few(enc, recipe.context_length)
-        if recipe.mask_documents and enc.length_dependent:
-            by_spans = by_rows = False
-        if (recipe.reset_positions or recipe.mask_documents) and not by_spans:
-            masked = "matrix" if enc.biased or enc.hides else "flash"
-            return "rows" if by_rows else masked
-        return path_for(
-            enc, device, dtype, recipe.context_length, sequences, recipe.head_dim, compiled
-        )
-
-    paths = set(map(path, model.model.encodings))
-    return next(slow for slow in ("rows", "matrix", "kernel", "flash") if slow in paths)
 
 
 def parameter_counts(model: nn.Module) -> dict[str, int]:

@@ -6,7 +6,7 @@ Torch is imported only when `check_run` is called.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pe.recipes.recipe import Recipe
 from pe.runs import Run
@@ -40,15 +40,7 @@ def check_run(run: Run) -> None:
 
     recipe = run.recipe
     layer_specs(recipe.pe, recipe.num_hidden_layers)
-    unknown_yet = ["long_factor"] if takes_searched_factors(recipe) else []
-    options = {name: value for name, value in recipe.pe_options.items() if name not in unknown_yet}
-    sizes = {
-        "original_length": recipe.context_length,
-        "head_dim": recipe.head_dim,
-        "num_heads": recipe.num_attention_heads,
-        "num_kv_heads": recipe.num_key_value_heads,
-        "hidden_size": recipe.hidden_size,
-    }
+    sizes, options = encoding_sizes(recipe), encoding_options(recipe)
     check(recipe.pe, options, **sizes)
     if recipe.tune == "encoding" or recipe.encoding_rate != 1:
         layers = layer_encodings(recipe.pe, recipe.num_hidden_layers, **(sizes | options))
@@ -65,6 +57,23 @@ def check_run(run: Run) -> None:
         return
     open_corpus(recipe.corpus, recipe.separator)
     check_tokenizer(recipe.tokenizer, recipe.vocab_size)
+
+
+def encoding_sizes(recipe: Recipe) -> dict[str, int]:
+    """Return the sizes of the recipe's model, as `pe.encodings.encoding` takes them."""
+    return {
+        "original_length": recipe.context_length,
+        "head_dim": recipe.head_dim,
+        "num_heads": recipe.num_attention_heads,
+        "num_kv_heads": recipe.num_key_value_heads,
+        "hidden_size": recipe.hidden_size,
+    }
+
+
+def encoding_options(recipe: Recipe) -> dict[str, Any]:
+    """Return the options of the encoding that are known before the recipe's parent is trained."""
+    unknown_yet = ["long_factor"] if takes_searched_factors(recipe) else []
+    return {name: value for name, value in recipe.pe_options.items() if name not in unknown_yet}
 
 
 def check_learns(recipe: Recipe, parameters: Iterable[nn.Parameter]) -> None:

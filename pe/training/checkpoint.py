@@ -109,39 +109,33 @@ def keep_weights(
 
 @contextlib.contextmanager
 def _folder(accelerator: Accelerator, final: Path, state: TrainState) -> Iterator[Path]:
-    """Give the block an empty folder to fill; then flush it to disk and rename it ``final``."""
-    temporary = final.with_name(f".{final.name}.partial")
-    with writing_weights(final), _removed_on_error(temporary, accelerator.is_main_process):
-        if accelerator.is_main_process:
-            shutil.rmtree(temporary, ignore_errors=True)
-            temporary.mkdir(parents=True)
-        accelerator.wait_for_everyone()
-        yield temporary
-        accelerator.wait_for_everyone()
-        if accelerator.is_main_process:
-            (temporary / "state.json").write_text(json.dumps(asdict(state)))
-            for path in temporary.rglob("*"):
-                if path.is_file():
-                    with open(path, "rb+") as file:
-                        os.fsync(file.fileno())
-            discard(final)
-            os.rename(temporary, final)
-        accelerator.wait_for_everyone()
+    """Give the block an empty folder to fill; then flush it to disk and rename it ``final``.
 
-
-@contextlib.contextmanager
-def _removed_on_error(folder: Path, main: bool) -> Iterator[None]:
-    """Remove ``folder`` if this block fails, so that a full disk has room to record why.
-
-    Args:
-        main: whether this is the main process, which made the folder.
+    If the block fails, the folder is removed.
     """
-    try:
-        yield
-    except BaseException:
-        if main:
-            shutil.rmtree(folder, ignore_errors=True)
-        raise
+    temporary = final.with_name(f".{final.name}.partial")
+    main = accelerator.is_main_process
+    with writing_weights(final):
+        try:
+            if main:
+                shutil.rmtree(temporary, ignore_errors=True)
+                temporary.mkdir(parents=True)
+            accelerator.wait_for_everyone()
+            yield temporary
+            accelerator.wait_for_everyone()
+            if main:
+                (temporary / "state.json").write_text(json.dumps(asdict(state)))
+                for path in temporary.rglob("*"):
+                    if path.is_file():
+                        with open(path, "rb+") as file:
+                            os.fsync(file.fileno())
+                discard(final)
+                os.rename(temporary, final)
+            accelerator.wait_for_everyone()
+        except BaseException:
+            if main:  # so that a full disk has room to record why
+                shutil.rmtree(temporary, ignore_errors=True)
+            raise
 
 
 @contextlib.contextmanager

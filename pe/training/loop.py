@@ -38,8 +38,8 @@ from pe.model.rng import same_draws, seed_step
 from pe.runs import Run
 from pe.runs.provenance import device_name, hardware, now
 from pe.training import checkpoint, sharding, trackers
+from pe.training.attention import attention_path
 from pe.training.build import (
-    attention_path,
     build_optimizer,
     check_evaluation,
     model_for,
@@ -133,7 +133,7 @@ class Trainer:
         r, state = self.recipe, self.state
         first, began = state.step, time.perf_counter()
         if self.start and first == 0:
-            self._validate()  # shows what the change of encoding cost
+            self._validate()  # the loss that the change of encoding causes
         self.model.train()
         logged_tokens, logged_at = state.tokens, time.perf_counter()
         while state.step < r.steps:
@@ -147,7 +147,7 @@ class Trainer:
             due = state.step == r.steps or state.step % r.checkpoint_every == 0
             stopping = stop.requested(self.accelerator)
             if due or stopping or state.step % r.log_every == 0:
-                self.synchronize()  # steps are launched ahead; the clock must wait for them
+                self.synchronize()  # the device may still compute steps that were launched
                 moment = time.perf_counter()
                 left = (moment - began) / (state.step - first) * (r.steps - state.step)
                 self._log(lr, state.tokens - logged_tokens, moment - logged_at, left)
@@ -283,7 +283,7 @@ class Trainer:
         """Return the validation loss in nats, and record it; every process computes all of it."""
         state = self.state
         loss = self.metrics.validated(state.step)
-        # It is there already if the run was killed after this validation and then resumed.
+        # It is known already if the run was killed after this validation and then resumed.
         if loss is None:
             loss = self._mean_loss(self.validation_batches)
             if self.main:
@@ -367,8 +367,8 @@ class Trainer:
         counts = parameter_counts(model)
         layers = layers_shown(model.model, r.context_length)
         if self.main:
-            path = {"attention": attention_path(model, r, self.device)}
-            self.run.update(data=data.summary(), model=counts | path)
+            path = attention_path(model, r, self.micro, self.device)
+            self.run.update(data=data.summary(), model=counts | {"attention": path})
         if r.activation_checkpointing:
             # Releases of transformers 5 have this method under one of two names.
             enable = getattr(model, "activation_checkpointing_enable", None)

@@ -13,14 +13,15 @@ A step needs the most memory at one of three points in time. The estimate is the
                                  weights that are gathered come on top
     casts of weights             2 bytes per parameter, which autocast keeps for the backward pass;
                                  with fsdp every process keeps all of them
-    activations                  per token, see `_kept`
+    activations                  per token, see `_kept`; and matrices of logits, if the encoding
+                                 needs them (`pe.training.attention.matrix_bytes`)
     logits                       per token and entry of the vocabulary, see `_logit_bytes`
 
 Each number follows from what a step keeps. Tests compare an eager step with a count on fake
 tensors, and a compiled one with peaks of recorded runs. The estimate is for an encoding that
 rotates queries and keys. One that does not rotate needs up to a seventh less, and one that makes
 them wider (PoPE) up to a fifth more. Dropout, norms of queries and keys, the work space of kernels,
-the CUDA context and fragmentation are not included. This module imports no torch.
+the CUDA context and fragmentation are not included. Torch is imported for an estimate only.
 """
 
 from __future__ import annotations
@@ -75,21 +76,27 @@ def estimate(recipe: Recipe, processes: int = 1) -> Estimate:
 
 def _points(r: Recipe, processes: int) -> Iterator[Estimate]:
     """Yield the memory at the three points in time that the top of this file lists."""
+    from pe.training.attention import matrix_bytes  # brings torch
+
     windows = max(1, r.batch_size // processes)
     micro = min(r.micro_batch_size or windows, windows)
     tokens = micro * r.context_length
-    block = tokens * _kept(r)
-    rest = tokens * (_norm(r) + _number_bytes(r) * r.hidden_size)  # the last norm, and a gradient
+    matrices = matrix_bytes(r, micro)
+    most = max(needed for _, needed in matrices)
+    kept: float
+    block, inputs = tokens * _kept(r), tokens * _number_bytes(r) * r.hidden_size
+    rest = tokens * _norm(r) + inputs  # the last norm, and a gradient
     if r.activation_checkpointing:
-        kept = tokens * r.num_hidden_layers * _number_bytes(r) * r.hidden_size
-        first_block = kept + block
+        kept = r.num_hidden_layers * inputs
+        first_block = kept + block + most
     else:
-        kept = first_block = r.num_hidden_layers * block
+        kept = r.num_hidden_layers * block + sum(whole for whole, _ in matrices)
+        first_block = kept + max(needed - whole for whole, needed in matrices)
     state, last_state = _state(r, processes, accumulated=windows > micro)
     for parts in (
         (state, kept + rest, tokens * r.vocab_size * _logit_bytes(r, tokens)),
         (state, first_block + rest, 0),
-        (last_state, block + rest, 0),
+        (last_state, block + most + rest, 0),
     ):
         yield Estimate(*(part / GIB for part in parts))
 

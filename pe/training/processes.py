@@ -159,13 +159,12 @@ class _Group:
         command = provenance.command() or notebook_command(
             notebook_parameters(self.run.recipe, self.run.study)
         )
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-        threads = str(max(1, (cores or 1) // self.count))
+        threads = str(max(1, provenance.cores() // self.count))
         common = {
             "WORLD_SIZE": str(self.count), "LOCAL_WORLD_SIZE": str(self.count),
             "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port()),
             "PE_COMMAND": f"{PROCESSES}={self.count} {command}",
-            # The processes must be able to import the user's own encodings.
+            # So the processes can import the user's own encodings.
             "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or threads,
         }  # fmt: skip
@@ -197,7 +196,7 @@ class _Group:
             while time.monotonic() < end and any(p.poll() is None for p in self.processes):
                 time.sleep(POLL_SECONDS)
             self.kill()
-        # The lines that process 0 wrote last are still on their way.
+        # The last lines of process 0 may not have been read yet.
         self.reader.join(READ_SECONDS)
         self._show(progress)
         return self._cause() if failed else None

@@ -1,4 +1,4 @@
-"""Progress that reads well in a terminal, a notebook and a log file.
+"""Show progress in a terminal, a notebook or a log file.
 
 In a Jupyter kernel one display is updated in place, so that an executed notebook keeps only the
 last line. `pe.notebooks.papermill.client` shows these updates in papermill's terminal. Elsewhere
@@ -26,9 +26,9 @@ class Progress:
 
     Args:
         enabled: show anything at all.
-        every_seconds: the shortest time between two lines. `show` may be called more often; it
-            skips lines in between. In a Jupyter kernel it is half a second.
-        write: called with a line, and whether it must be seen, instead of showing the line.
+        every_seconds: the shortest time between two lines; lines in between are skipped. In a
+            Jupyter kernel it is half a second.
+        write: called in place of showing a line, with the line and whether it must not be lost.
     """
 
     def __init__(
@@ -43,11 +43,11 @@ class Progress:
         self.in_kernel = _in_kernel()
 
     def show(self, text: str | Callable[[], str], last: bool = False) -> None:
-        """Replace the line, if the one before it has been there long enough.
+        """Replace the line, unless the previous one was shown a moment ago.
 
         Args:
-            text: the line, or what makes it, which is called only if the line is shown.
-            last: show it however short ago the one before it was shown.
+            text: the line, or a function that returns it, which is called only to show it.
+            last: show it in any case.
         """
         if not self.enabled:
             return

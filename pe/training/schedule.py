@@ -1,4 +1,4 @@
-"""The learning rate, a function of the step t alone. S steps in all, W of them warmup.
+"""The learning rate as a function of the step t, for S steps of which W are warmup.
 
 warmup   peak (t + 1) / W                                       t < W
 cosine   low + (peak - low) (1 + cos(pi (t - W) / (S - W))) / 2  (arXiv:1608.03983)

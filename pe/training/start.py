@@ -1,20 +1,20 @@
-"""What a run has to go on from: its own checkpoints, or the weights of another run, its parent.
+"""Find what a run starts from: its own checkpoints, or the weights of another run, its parent.
 
-A run that was stopped goes on from its last checkpoint. Its text and the source of its encoding
-must be what they were, and it cannot keep weights that it has passed.
+A run that was stopped continues from its last checkpoint. Its text and the code of its encoding
+must not have changed, and it cannot be asked to keep the weights of steps that it has passed.
 
-A run with a parent starts from the parent's weights under an encoding of its own. It has its own
-schedule and a new optimizer. It continues the parent's stream of text where the parent stopped, so
-that no window comes twice within a pass. This is exact if seed, batch size and context length are
-the parent's. With other sizes the stream is a different one, and the new run enters it after as
-many tokens as the parent has read.
+A run with a parent starts from the parent's weights under its own encoding, with its own schedule
+and a new optimizer. It continues the parent's stream of text where the parent stopped, so that no
+window is read twice within a pass. This is exact if seed, batch size and context length are those
+of the parent. With other sizes the windows differ, and the new run skips as many tokens as the
+parent has read.
 
 A branch (``start_state: all``) also takes over the optimizer. It is the same run with another end:
 under the schedule ``wsd`` it equals, bit for bit, a shorter run from the beginning of its decay.
 
-Weights are not stored in git, so a parent may have a complete record but no weights on this
+Weights are not stored in git, so a complete parent may have a record but no weights on this
 machine. A study then trains the parent once more, in a folder beside its record (`retrained_copy`),
-and runs that start from these weights record that. This module imports no torch.
+and the runs that start from this copy record it. This module imports no torch.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ SAME_AS_PARENT = (
 )  # fmt: skip
 """Fields of a recipe that a run has in common with the run it starts from."""
 NEVER_DROPPED = ("joint_norm", "softmax_scale")
-"""Fields of a recipe that a run may change, but not leave out, if its parent has them."""
+"""Fields of a recipe that a run must set, perhaps to another value, if its parent sets them."""
 RETRAINED = ".parents"
-"""Folder of a study in which complete runs are trained once more for their weights."""
+"""The folder of a study in which complete runs are trained once more for their weights."""
 SEARCHED = "searched"
 """The value of LongRoPE's ``long_factor`` in a recipe that asks for the factors which
 `pe.search_longrope` finds for the parent. A study is planned before these are known."""
@@ -119,10 +119,10 @@ def folder_of(directory: Path, step: int) -> Path | None:
 
 
 def steps_gone(run: Run) -> dict[str, list[int]]:
-    """Return the steps that ``run`` is to keep and has passed without keeping them.
+    """Return the steps whose weights ``run`` is asked to keep, but which it has passed already.
 
-    Steps that the record names already count as kept, also where the weights are on another
-    machine, and so do those that its `retrained_copy` has.
+    A step that the recorded recipe keeps does not count, even if its weights are on another
+    machine. Nor does a step that the `retrained_copy` keeps.
 
     Returns:
         The steps by field, ``keep_steps`` or ``keep_states``; a field without any is absent.
@@ -149,7 +149,7 @@ def steps_gone(run: Run) -> dict[str, list[int]]:
 
 
 def _passed(run: Run, record: Mapping[str, Any]) -> int:
-    """Return the step to which ``run`` never goes back."""
+    """Return the last step whose result the run will not compute again."""
     if record["status"] == "complete":
         return int(record["training"]["steps"])
     saved = checkpoints(run.directory / "checkpoints")
@@ -163,10 +163,10 @@ def _is_saved(directory: Path, step: int, field: str) -> bool:
 
 
 def check_kept(run: Run) -> None:
-    """Refuse a run that is to keep weights which it has passed already, as it never goes back.
+    """Refuse a run that is asked to keep weights which it has passed already.
 
     Raises:
-        RunError: names the steps of `steps_gone`, or ``keep_best`` if it is new.
+        RunError: there are such steps (`steps_gone`), or ``keep_best`` was not set from the start.
     """
     if run.recipe.keep_best and run.exists():
         record = run.read()
@@ -197,11 +197,10 @@ def text_for(recipe: Recipe, on_progress: Callable[[str], None] | None = None) -
 
 
 def check_text(data: TokenData, recorded: Mapping[str, Any], who: str, advice: str) -> None:
-    """Refuse text that differs from what a run was trained on, or was tokenized differently.
+    """Refuse text that differs from what a run was trained on, or was tokenised differently.
 
     Args:
-        recorded: the fingerprints of what ``who`` was trained on, in the form of
-            `TokenData.summary`.
+        recorded: fingerprints of the text of the training, as in `TokenData.summary`.
         who: the run or checkpoint, for the message. advice: what to do, for the message.
 
     Raises:
@@ -215,9 +214,9 @@ def check_text(data: TokenData, recorded: Mapping[str, Any], who: str, advice: s
 
 
 def source_changes(run: Run) -> list[str]:
-    """Return the modules whose code of the encoding differs from what ``run`` was trained with.
+    """Return the modules of the encoding whose code has changed since ``run`` was trained.
 
-    The list is empty for a run whose record has no hashes, because it is older than they are.
+    The list is empty for an old record without hashes.
     """
     record = run.record
     if not record.sources:
@@ -235,8 +234,7 @@ def check_source(run: Run) -> None:
     A run that has no weights yet starts from the beginning, with the present code.
 
     Raises:
-        RunError: the code has changed since the training. The message names the modules, and says
-            how to train with the present code beside the old run.
+        RunError: the code has changed since the training.
     """
     record = run.record
     if record.status != "complete" and not checkpoints(run.directory / "checkpoints"):
@@ -300,7 +298,7 @@ def retrained_copy(parent: Run) -> Run:
 
 
 def retraining(second: Run) -> dict[str, Any]:
-    """Return what the record of a run says about the second training of its parent."""
+    """Return the entry ``retrained`` in the record of a run that starts from ``second``."""
     record = second.read()
     return {
         "finished": record["finished"],
@@ -316,10 +314,7 @@ def is_retrained_copy(run: Run) -> bool:
 
 
 def parent_missing_weights(recipe: Recipe, study: Path) -> Run | None:
-    """Return the parent of ``recipe`` if it is complete but its folder lacks the weights.
-
-    None if nothing is missing, or if there is no complete parent.
-    """
+    """Return the parent of ``recipe`` if it is complete and its weights are lost, or else None."""
     parent = recorded_parent(recipe, study)
     if parent is None or parent.read()["status"] != "complete" or has_weights(parent, recipe):
         return None
@@ -327,7 +322,7 @@ def parent_missing_weights(recipe: Recipe, study: Path) -> Run | None:
 
 
 def recorded_parent(recipe: Recipe, study: Path) -> Run | None:
-    """Return the run that ``recipe`` starts from; None if it starts from none or there is none."""
+    """Return the run that ``recipe`` starts from; None if it names none, or none that exists."""
     if not recipe.start_from:
         return None
     try:
@@ -399,8 +394,7 @@ def check_sizes(recipe: Recipe, parent: Recipe) -> None:
     """Refuse a recipe whose model has other sizes than that of ``parent``, which it starts from.
 
     Raises:
-        ValueError: names a field of `SAME_AS_PARENT` that differs, or one of `NEVER_DROPPED` that
-            is left out.
+        ValueError: a field of `SAME_AS_PARENT` differs, or one of `NEVER_DROPPED` is left out.
     """
     for name in SAME_AS_PARENT:
         size, wanted = getattr(parent, name), getattr(recipe, name)

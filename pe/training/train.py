@@ -75,7 +75,7 @@ def train(
 
 
 def _train_in_processes(run: Run, count: int, quiet: bool, trainer: object) -> None:
-    """Prepare the text, so that the processes do not wait for each other, and start them."""
+    """Prepare the text, for which the processes would wait for each other, and start them."""
     if trainer is not None:
         raise ValueError(
             f"trainer: the processes that {processes.PROCESSES} starts do not know the trainer of "

@@ -48,7 +48,7 @@ class Corpus:
 
     def __init__(self) -> None:
         self.skipped: Counter[str] = Counter()
-        """The number of documents left out, by reason. It is reported to the user."""
+        """The number of documents that were left out, by reason, for the user."""
 
     def identity(self) -> object:
         """Return a JSON value that changes whenever the content may have changed."""

@@ -1,9 +1,9 @@
-"""The files of a record, field by field: the docstring of a field is its documentation.
+"""The formats of records, as pydantic models.
 
-JSON is validated against these models when it is read and when it is written; the tables in the
-book are generated from them (`fields`). A field that came later has a default, so that older
-records load. What several files hold is described once: with its type, or by the docstring of its
-part.
+JSON is validated against these models when it is read and when it is written. The tables of fields
+in the book are made from their docstrings (`fields`). A field that was added later has a default,
+so that older records still load. A part of several files is described once, by its type or its
+docstring.
 """
 
 from __future__ import annotations
@@ -28,10 +28,12 @@ MODELS: dict[str, type[Record]] = {
 
 
 def fields(name: str) -> list[tuple[str, str, str]]:
-    """(path, JSON type, meaning) of every field of a file; a part is spelled out where it is first.
+    """Return path, JSON type and meaning of every field of a file.
+
+    The fields of a part are listed where it occurs first.
 
     Args:
-        name: of the file, a key of `MODELS`.
+        name: key of `MODELS`.
     """
     return list(_fields(MODELS[name], "", set()))
 
@@ -47,7 +49,7 @@ def _fields(part: type[Part], prefix: str, told: set[type]) -> Iterator[tuple[st
 
 
 def _part_of(kind: Any) -> tuple[type[Part], str] | None:
-    """The part that a field holds, with the way there: ``.<tokens>`` of a mapping by length."""
+    """Return the part in a field and the path to it: ``.<tokens>`` in a mapping by length."""
     if isinstance(kind, type) and issubclass(kind, Part):
         return kind, ""
     steps = {list: "[]", dict: ".<tokens>" if get_args(kind)[:1] == (Tokens,) else ".<name>"}
@@ -58,7 +60,7 @@ def _part_of(kind: Any) -> tuple[type[Part], str] | None:
 
 
 def _kind(kind: Any) -> str:
-    """A type in JSON's words."""
+    """Return the name of a type in JSON."""
     words: dict[Any, str] = {
         int: "integer", float: "number", str: "string", bool: "boolean", list: "array",
         dict: "object", type(None): "null",

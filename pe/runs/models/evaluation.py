@@ -1,4 +1,4 @@
-"""evaluation.json: what a run reads and finds."""
+"""evaluation.json: perplexity and retrieval by context length."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WindowPerplexity = Annotated[
 
 
 class LossByPosition(Part):
-    """Mean loss along the window, at the longest length that has a value."""
+    """Mean loss by position in the window, at the longest length that has a value."""
 
     length: int | None
     """Tokens of the windows."""
@@ -40,7 +40,7 @@ Number = TypeVar("Number")
 
 
 class Answers(Part, Generic[Number]):
-    """Prompts, or single digits, that were answered right."""
+    """Prompts, or single digits, that were answered correctly."""
 
     exact: Number
     """Prompts with all digits right, chosen among the ten digits."""
@@ -51,7 +51,7 @@ class Answers(Part, Generic[Number]):
 
 
 class Controls(Part):
-    """The same prompts where the answer cannot be read, over all depths."""
+    """The same prompts without the answer in the text, summed over all depths."""
 
     removed: Answers[int]
     """The needle removed."""
@@ -67,8 +67,8 @@ class RetrievalCell(Answers[list[int] | None]):
 
 
 class Retrieval(Part):
-    """Numbers hidden in test text: how many prompts (or single digits) were answered right. Only
-    where the recipe asks for it."""
+    """Numbers hidden in test text: how many prompts (or single digits) were answered correctly.
+    Only if the recipe asks for it."""
 
     samples: int
     """Prompts for each length and depth."""
@@ -91,7 +91,7 @@ class NeedleCell(Part):
     digits: float | None = None
     """Share of the digits that are right, each chosen among the ten; chance 0.1."""
     controls: dict[str, int] | None = None
-    """Prompts that are right where the answer cannot be read: ``removed`` and ``another``."""
+    """Prompts that are right although the text lacks the answer: ``removed`` and ``another``."""
     reason: Reason
 
 
@@ -109,7 +109,7 @@ class Needles(Part):
 
 
 class Measures(Part):
-    """How a model does by context length."""
+    """Measurements of a model by context length."""
 
     perplexity: Perplexity
     window_perplexity: WindowPerplexity
@@ -135,8 +135,8 @@ class Fit(Part):
     trials: list[list[float | None]]
     """Every [c, nll] that was tried; null for a loss that is not finite."""
     at_bound: bool = False
-    """Whether the search ended at an end of its range: the best c may lie beyond. Not in older
-    records."""
+    """Whether the search ended at an end of its range, so that the best c may be outside of it. Not
+    in older records."""
     reason: Reason = None
     """Why there is no value. Not in older records."""
 
@@ -190,7 +190,7 @@ class AttentionSpread(Part):
 
 
 class Evaluation(Measures, Scored, Record):
-    """How a trained model does at context lengths it may never have seen."""
+    """Evaluation of a trained model, also beyond its training length."""
 
     created: Created
     code: Code | None = None

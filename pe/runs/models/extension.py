@@ -1,4 +1,4 @@
-"""extension.json and longrope-<factor>x.json: a trained run read with other frequencies."""
+"""extension.json and longrope-<factor>x.json: a trained run evaluated with other frequencies."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class ExtensionCell(Computed):
     by_length: dict[Tokens, dict[str, Any]] | None = None
     """Options at each length beyond the training length, where the factor equals the length."""
     retrained: Retrained | None = None
-    """Only where the run's weights were lost and this is measured on those of a second training."""
+    """Only if the run's weights were lost and those of a second training were measured."""
     perplexity: Perplexity
     needles: Needles | None = None
-    """Where the recipe names retrieval tasks; not in older records."""
+    """Only if the recipe names retrieval tasks; not in older records."""
 
 
 class Extension(Scored, Record):
@@ -43,20 +43,20 @@ class Candidate(Part):
     origin: str
     """A seed's name (pi, ntk, yarn, blend, or ntk to some factor), mutation or crossover."""
     nll: float | None
-    """Mean negative log likelihood in nats per token; null where it is no number."""
+    """Mean negative log likelihood in nats per token; null if it is not finite."""
     perplexity: float | None
     """exp(nll)."""
     factors: list[float]
-    """By how much each frequency is slowed."""
+    """The number by which each frequency is divided."""
 
 
 class SearchSettings(Part):
-    """What the search was asked for, and what follows from that."""
+    """The settings of the search, and values that follow from them."""
 
     pe: str
     """Encoding that the model is converted to."""
     factor: float
-    """How many training lengths are read."""
+    """The extended length, divided by the training length."""
     magnitude: str | float
     """LongRoPE's option, for all candidates."""
     population: int

@@ -1,4 +1,4 @@
-"""What the records of several files have in common."""
+"""Parts that several files of records have in common."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TargetTokens = Annotated[int, Field(description="Tokens scored at the end of eac
 
 
 class Part(BaseModel):
-    """What all parts of a record have in common: no other fields, no conversion of types."""
+    """Base class of all parts of a record. It allows no other fields and converts no types."""
 
     model_config = ConfigDict(
         strict=True,
@@ -44,12 +44,12 @@ class Code(Part):
     commit: str | None
     """Git commit; null where none is known."""
     dirty: bool | None
-    """Whether tracked files differed from the commit, or pe/ held files that it lacks. Null where
-    git was not asked; older records say false there, too."""
+    """Whether tracked files differed from the commit, or pe/ had files that it lacks. Null if this
+    is not known; older records have false then."""
     version: str
     """Version of pe."""
     source: Literal["git", "told", "unknown"] = "unknown"
-    """How the commit is known: asked of git, or told in $PE_COMMIT. Not in older records."""
+    """How the commit is known: from git, or from $PE_COMMIT (told). Not in older records."""
     files: str | None = None
     """SHA-256 (16 digits) of the package's Python files. Not in older records."""
 
@@ -64,8 +64,7 @@ class Hardware(Part):
     count: int
     """Devices used."""
     devices: list[str] | None = None
-    """The device of each process, in the order of their ranks, where one run had several. Not in
-    older records."""
+    """The device of each process by rank, if a run had several processes. Not in older records."""
     cores: int
     """CPU cores."""
     memory_gib: float
@@ -84,7 +83,7 @@ class Process(Part):
     """The command line that started it."""
     code: Code
     versions: dict[str, str]
-    """Versions of Python and of the packages that matter."""
+    """Versions of Python and of the most important packages."""
     hardware: Hardware
 
 
@@ -113,8 +112,8 @@ class Cell(Part):
 Perplexity = Annotated[
     dict[Tokens, Cell],
     Field(
-        description="By length: the same last target_tokens of every window, seen with `length` "
-        "tokens up to the last target's predecessor."
+        description="By length: perplexity of the last target_tokens of every window, if the model "
+        "reads `length` tokens. The targets are the same at every length."
     ),
 ]
 
@@ -125,4 +124,4 @@ class Scored(Part):
     lengths: Lengths
     target_tokens: TargetTokens
     windows: int
-    """Windows, each inside one test document."""
+    """Number of windows, each inside one test document."""

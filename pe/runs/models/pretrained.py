@@ -10,7 +10,7 @@ from pe.runs.models.run import Data
 
 
 class PretrainedSettings(Part):
-    """What was asked of a model that somebody else trained."""
+    """The settings of an experiment with a model that somebody else trained."""
 
     model: str
     """Name of its folder or gguf file."""
@@ -39,29 +39,29 @@ class PretrainedSettings(Part):
 
 
 class Host(Part):
-    """The model as it was."""
+    """The model before `pe.adapt`."""
 
     type: str
     """transformers' name of its kind."""
     parameters: int
     """All parameters, a tied head counted once."""
     training_length: int
-    """Tokens of the longest texts that it is meant for."""
+    """Number of tokens of the longest texts for which it was trained."""
     known_from: str
-    """How the training length is known."""
+    """Where the training length is stated."""
 
 
 class Outcome(Measures):
-    """How one variant of the model does."""
+    """Measurements of one variant of the model."""
 
     no_needles: str | None
-    """Why no hidden numbers were looked for; null where they were, at lengths with room."""
+    """Why retrieval was not measured; null if it was, at lengths that have room for it."""
     seconds: Seconds
     taken_from: str | None = None
-    """The record of the same study that it was taken from; null where it was measured here."""
+    """The record of the same study from which it was copied; null if it was measured here."""
     sample: str | None
-    """A continuation of the first tokens of the test split, without drawing (greedy); null where
-    the logits are not finite."""
+    """A greedy continuation of the first tokens of the test split; null if the logits are not
+    finite."""
 
 
 class Step(Part):
@@ -76,7 +76,7 @@ class Step(Part):
 
 
 class TrainingSpeed(Part):
-    """How fast the training was."""
+    """Speed and memory of the training."""
 
     tokens_per_second: float | None
     """Of the median step."""
@@ -96,7 +96,7 @@ class PretrainedRecord(Process, Record):
     run: str
     """Folder of the record."""
     status: Literal["running", "complete"]
-    """Whether all that was asked for is there."""
+    """complete: all measurements are there."""
     settings: PretrainedSettings
     data: Data
     host: Host

@@ -1,4 +1,4 @@
-"""run.json: how a run was made."""
+"""run.json: a training run."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Data(Part):
     test_tokens: int
     """Tokens in the test split."""
     tokenizer: str
-    """Which tokenizer."""
+    """Name of the tokenizer."""
     tokenizer_fingerprint: str | None = None
     """SHA-256 (16 digits) of the tokenizer's files. Not in older records."""
     vocab_size: int
@@ -75,20 +75,19 @@ class Best(Part):
 
 
 class Training(Part):
-    """What training did."""
+    """Results of the training."""
 
     steps: int
     """Optimizer steps."""
     tokens: int
     """Tokens trained on."""
     passes: float
-    """Tokens trained on over tokens of the training split."""
+    """Tokens trained on, divided by the tokens of the training split."""
     wall_seconds: float | None
-    """Seconds spent in the training steps that led to the result, over all sessions. Null where it
-    was not measured rightly; notes say why."""
+    """Seconds of the training steps that led to the result, over all sessions. Null if the
+    measurement was wrong; notes say why."""
     tokens_per_second: float | None
-    """Median of tokens over seconds of the logged intervals, the first left out; null like
-    wall_seconds."""
+    """Median tokens/s of the logged intervals without the first; null like wall_seconds."""
     mfu: float | None
     """Model FLOPs utilisation, 0 to 1; null where the device's peak is not known."""
     peak_memory_gib: float | None
@@ -98,18 +97,18 @@ class Training(Part):
     validation_loss: float | None
     """Loss on the validation split after the last step, nats per token."""
     unseen_loss: float | None = None
-    """Loss on the next windows of the training text, which were not trained on and lie in documents
-    that were; only where the text was not gone through."""
+    """Loss on the next windows of the training text. These are new, but the run has read other
+    windows of the same documents. Absent if the run has read all of the text."""
     resumes: int
     """How often the run was continued from a checkpoint."""
     best: Best | None = None
-    """What the folder ``best/`` holds; only where the recipe asks for it (keep_best)."""
+    """The content of the folder ``best/``; only if the recipe asks for it (keep_best)."""
 
 
 class Retrained(Part):
-    """The weights were lost, and the run was trained a second time from its recipe to have them.
+    """The second training of a run whose weights were lost.
 
-    Its own record stayed as it was.
+    The record of the first training is unchanged.
     """
 
     finished: str | None
@@ -123,7 +122,7 @@ class Retrained(Part):
 
 
 class Parent(Part):
-    """The run whose weights this one began with, if it did."""
+    """The run from whose weights this one started; null if there is none."""
 
     study: str
     """Its study."""
@@ -134,11 +133,11 @@ class Parent(Part):
     step: int
     """Its optimizer steps before those weights."""
     tokens: int
-    """Tokens that those weights were trained on, those of its parent included."""
+    """Tokens that those weights were trained on, including those of its own parents."""
     stream_step: int
-    """First step of the data stream that this run takes."""
+    """Step of the stream of text at which this run started."""
     retrained: Retrained | None = None
-    """Only where its weights were lost: the training that made them a second time."""
+    """Only if its weights were lost: the training that produced them a second time."""
 
 
 class Conversion(Scored):
@@ -154,14 +153,14 @@ class Conversion(Scored):
 
 
 class RunRecord(Process, Record):
-    """What was run, on what, and what came of it."""
+    """A training run: its recipe, code, machine, text and results."""
 
     study: str
     """Folder that the run belongs to."""
     run: str
     """Folder of the run: encoding, seed, configuration hash."""
     status: Status
-    """Whether it is running, or how it ended."""
+    """State of the run."""
     reason: str | None
     """Why the run is failed or interrupted; null otherwise."""
     signal: str | None = None
@@ -173,30 +172,30 @@ class RunRecord(Process, Record):
     recipe: dict[str, Any]
     """Every field of pe.recipes.recipe.Recipe."""
     config_hash: Hash
-    """First 8 hex digits of the SHA-256 of the recipe without its name and the fields that say how
-    it is judged, logged and saved."""
+    """First 8 hex digits of the SHA-256 of the recipe, without its name and the fields for
+    evaluation, logging and saving."""
     sources: dict[str, str] = {}
-    """By module, SHA-256 (16 digits) of all in it that decides the encoding's result
+    """By module, SHA-256 (16 digits) of all code that determines the result of the encoding
     (`pe.encodings.core.source`). Not in older records."""
     sessions: list[Session] = []
-    """The processes whose steps led to the result, in order; command, code and machine above are
-    those of the last one. Not in older records."""
+    """The processes whose steps led to the result, in order. The fields command, code and hardware
+    are those of the last one. Not in older records."""
     data: Data | None
     model: Model | None
     training: Training | None
     parent: Parent | None = None
     conversion: Conversion | None = None
     notes: list[str] = []
-    """What was struck out of the record later, and why."""
+    """What was removed from the record later, and why."""
 
     def all_sessions(self) -> list[Session]:
-        """`sessions`; of an older record the one that it stands for, if it trained at all."""
+        """Return `sessions`, or the single session that a record without this field had."""
         if self.sessions or "sessions" in self.model_fields_set:
             return self.sessions
         return [Session(created=self.created, step=0, code=self.code, hardware=self.hardware)]
 
     @property
     def commits(self) -> list[str]:
-        """Every commit that trained, first to last."""
+        """The commits of all sessions, in order."""
         known = [session.code.commit for session in self.sessions] or [self.code.commit]
         return [commit for commit in dict.fromkeys(known) if commit is not None]

@@ -1,4 +1,4 @@
-"""speed.json: what encodings cost."""
+"""speed.json: speed and memory of encodings."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pe.runs.models.parts import Lengths, Mode, Part, Process, Record
 
 
 class SpeedSettings(Part):
-    """What was to be measured."""
+    """The settings of the measurements."""
 
     recipe: str
-    """Recipe whose sizes the models have."""
+    """Recipe with the sizes of the models."""
     tokens: int
     """Tokens in a step: batch times length."""
     lengths: Lengths
@@ -25,15 +25,15 @@ class SpeedSettings(Part):
     compiled: bool
     """Whether models are compiled with torch.compile."""
     deterministic: bool = False
-    """Whether torch takes deterministic algorithms only. Absent: false."""
+    """Whether torch used deterministic algorithms only. Absent: false."""
 
 
 class SpeedSession(Process):
     """A process that measured."""
 
     helpers: int
-    """Processes that compiled at the same time before cells were measured; first steps are theirs
-    then."""
+    """Number of processes that compiled the models before the measurements. If there were any, the
+    times of first steps are theirs."""
 
 
 class SpeedCell(Part):
@@ -46,13 +46,13 @@ class SpeedCell(Part):
     length: int
     """Tokens in a window."""
     batch: int
-    """Windows in a step; fewer than the others have where a peer did not fit."""
+    """Windows in a step; fewer than in other cells if a peer needed too much memory."""
     session: int
     """Which of the sessions, from 0."""
     round: int
-    """How often this cell had been measured before."""
+    """How often this cell was measured before."""
     tokens_per_second: float | None
-    """Median over the repeats; null where nothing was measured."""
+    """Median over the repeats; null if nothing was measured."""
     least: float | None
     """Of the slowest repeat."""
     most: float | None
@@ -62,23 +62,23 @@ class SpeedCell(Part):
     steps_a_repeat: int
     """Steps in each of them."""
     mfu: float | None
-    """Model FLOPs utilisation of a training step; null elsewhere and where the device's peak is not
-    known."""
+    """Model FLOPs utilisation of a training step; null in other modes, and if the device's peak is
+    not known."""
     peak_memory_gib: float | None
-    """Most memory of a steady step above what was allocated before the model was built; null on a
-    CPU."""
+    """Peak memory of a step after warm-up, without what was allocated before the model was built;
+    null on a CPU."""
     first_step_seconds: float | None
-    """From the model to the end of the first step: compilation, for the most part."""
+    """Time of the first step, most of which is compilation."""
     parameters: int | None
     """All parameters of the model."""
     compiled: bool | None
     """Whether this model was compiled."""
     path: str | None
-    """Which attention was taken."""
+    """How attention was computed."""
     reason: str | None
-    """Why nothing was measured; null where something was."""
+    """Why nothing was measured; null otherwise."""
     seconds: float
-    """What the measurement took in all."""
+    """Time of the whole measurement."""
 
 
 class SpeedRecord(Record):
@@ -94,4 +94,4 @@ class SpeedRecord(Record):
     sessions: list[SpeedSession]
     """The processes that measured, in order."""
     cells: list[SpeedCell]
-    """One object per measurement; NoPE has several rounds."""
+    """One object per measurement; NoPE is measured repeatedly."""

@@ -1,4 +1,4 @@
-"""task-ENCODING.json and numerics.json: small models on tasks, and numbers of formulas."""
+"""task-ENCODING.json and numerics.json: small models on tasks, and values of formulas."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from pe.runs.models.parts import Part, Process, Record, Seconds, Tokens
 
 
 class TaskAnswers(Part):
-    """How many answers of one model were right."""
+    """The answers of one model."""
 
     tokens_right: int
-    """Right tokens among those that were asked for."""
+    """Correct tokens among those that were asked for."""
     tokens: int
     """Tokens that were asked for."""
     examples_right: int
-    """Examples of which every token is right."""
+    """Examples in which every token is correct."""
     examples: int
     """Examples that were asked."""
     loss: float | None
-    """Mean cross-entropy among the task's answers, in nats per token; null where it is no number,
-    as after a training that diverged."""
+    """Mean cross-entropy of the task's answers, in nats per token; null if it is not finite, for
+    example after a training that diverged."""
 
 
 class TaskModel(Part):
@@ -31,7 +31,7 @@ class TaskModel(Part):
     learning_rate: float
     """Constant after the warmup."""
     losses: list[float | None]
-    """Loss of the batch at each step of `steps`; null where it is no number."""
+    """Loss of the batch at each step of `steps`; null if it is not finite."""
     validation: TaskAnswers
     """On examples of their own, of the lengths of training; chooses the rate."""
     splits: dict[str, TaskAnswers | None]
@@ -66,7 +66,7 @@ class TaskRecord(Process, Record):
     run: str
     """Folder of the experiment: the task and a hash of all settings but the encoding."""
     status: Literal["complete", "stopped"]
-    """Stopped: somebody ended the training before its last step; scores are those of then."""
+    """stopped: the training was ended before its last step, and the scores are of that moment."""
     task: str
     """Name of the task."""
     task_options: dict[str, Any]
