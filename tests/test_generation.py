@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from model_tools import KINDS, LENGTH, close, small, stepwise, tokens
+from model_tools import KINDS, LENGTH, close, encoding_of, small, stepwise, tokens
 from torch import Tensor
 from transformers import DynamicCache, GenerationConfig, StaticCache
 
@@ -19,7 +19,7 @@ from pe.encodings.core import registry
 EACH_KIND = pytest.mark.parametrize("name", KINDS)
 # What a length-dependent encoding does to a token changes with the tokens after it, and so does
 # what the layers above have cached of it. Beyond the training length decoding is not prefill then.
-GROWS = [n for n in KINDS if small(n).model.encodings[0].length_dependent]
+GROWS = [n for n in KINDS if encoding_of(n).length_dependent]
 STEADY = pytest.mark.parametrize("name", [n for n in KINDS if n not in GROWS])
 GROWING = pytest.mark.parametrize("name", GROWS)
 

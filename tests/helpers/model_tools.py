@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import DynamicCache
 
-from pe.encodings import Encoding, FrequencyTransform, list_encodings, lookup
+from pe.encodings import Encoding, FrequencyTransform, encoding, list_encodings, lookup
 from pe.model import PEConfig, PEForCausalLM
 from pe.model.initialize import draw_weights
 
@@ -42,6 +42,14 @@ def small(name: str = "rope", seed: int = 0, std: float = 0.2, **more: Any) -> P
     return model.eval()
 
 
+def encoding_of(name: str) -> Encoding:
+    """The encoding of the small models by itself."""
+    return encoding(
+        name, head_dim=16, num_heads=4, num_kv_heads=2, hidden_size=64, original_length=LENGTH,
+        **OPTIONS.get(name, {}),
+    )  # fmt: skip
+
+
 def one_per_kind(names: Iterable[str]) -> list[str]:
     """One encoding for each combination of traits, for tests of what surrounds an encoding.
 
@@ -49,7 +57,7 @@ def one_per_kind(names: Iterable[str]) -> list[str]:
     """
     kinds: dict[tuple[Any, ...], str] = {}
     for name in sorted(names, key=lambda name: (len(name), name)):
-        enc: Any = small(name).model.encodings[0]
+        enc: Any = encoding_of(name)
         q, k, where = torch.ones(1, 4, 2, 16), torch.ones(1, 2, 2, 16), torch.arange(2)
         kind = (
             enc.relative, enc.random, enc.length_dependent, enc.content_dependent, enc.raw_keys,
