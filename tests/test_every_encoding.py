@@ -1,4 +1,4 @@
-"""A run of each kind of encoding that it can tell: train, resume to the same bits, judge, generate."""
+"""Each kind of encoding that a run can tell: train, resume to the same bits, evaluate, sample."""
 
 from __future__ import annotations
 

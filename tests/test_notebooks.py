@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import importlib.util
 import json
 import os
 import random
@@ -163,7 +164,10 @@ def test_the_notebook_trains_records_and_then_shows_without_training_again(place
 def test_cells_without_papermill_train_and_papermill_can_repeat_it(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As in Jupyter, where no command is given: the record has the one that does the same."""
+    """As in Jupyter's kernel, whose command line says nothing: the record has the one that does."""
+    kernel = importlib.util.find_spec("ipykernel_launcher")
+    assert kernel is not None
+    monkeypatch.setattr(sys, "argv", [kernel.origin, "-f", "kernel.json"])
     monkeypatch.delenv("PE_COMMAND", raising=False)  # a worker in this process leaves it behind
     chosen = values(place, pe="alibi")
     shown(TRAIN, **chosen)
