@@ -13,18 +13,17 @@ from book_site import listed
 pytestmark = pytest.mark.browser
 
 
-WIDE = {"width": 1280, "height": 900}
+PHONE = {"width": 390, "height": 844}
 
 
 @pytest.fixture(scope="module")
 def tab(browser: Any, address: str) -> Iterator[Visit]:
-    with Visit(browser, f"{address}/index.html", viewport=WIDE) as visit:
+    with Visit(browser, f"{address}/index.html", viewport=PHONE) as visit:
         yield visit
 
 
 @pytest.mark.parametrize("name", listed())
 def test_page(tab: Visit, address: str, name: str) -> None:
-    tab.page.set_viewport_size(WIDE)
     tab.go(f"{address}/{name}.html")
     formulas = tab.page.locator(".math").count()
     drawn = tab.page.locator(".math mjx-container svg").count()
@@ -33,7 +32,6 @@ def test_page(tab: Visit, address: str, name: str) -> None:
     assert tab.page.evaluate(
         "[...document.images].every(i => !i.offsetParent || (i.complete && i.naturalWidth > 0))"
     )
-    tab.page.set_viewport_size({"width": 390, "height": 844})
     assert tab.overflow() <= 0
     assert not tab.outside
     assert not tab.errors
@@ -42,7 +40,7 @@ def test_page(tab: Visit, address: str, name: str) -> None:
 def test_a_run_page_shows_the_executed_notebook(browser: Any, address: str, site: Path) -> None:
     path = next(iter(sorted(site.glob("runs/demo/*/train.html"))))
     url = f"{address}/{path.relative_to(site).as_posix()}"
-    with Visit(browser, url, viewport={"width": 390, "height": 844}) as visit:
+    with Visit(browser, url, viewport=PHONE) as visit:
         assert visit.page.locator("article div.cell_input").count() > 0
         assert visit.overflow() <= 0
         assert not visit.outside
@@ -64,7 +62,7 @@ def test_equations_are_numbered_and_references_lead_to_them(browser: Any, addres
 
 def test_wide_tables_scroll_in_their_own_box(browser: Any, address: str) -> None:
     url = f"{address}/measurements.html"
-    with Visit(browser, url, viewport={"width": 390, "height": 844}) as visit:
+    with Visit(browser, url, viewport=PHONE) as visit:
         box = visit.page.locator(".pe-results").first
         wider = "x => x.scrollWidth > x.clientWidth"
         assert box.evaluate(f"e => [e, ...e.querySelectorAll('*')].some({wider})")

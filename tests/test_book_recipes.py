@@ -15,7 +15,6 @@ pytest.importorskip("sphinx")
 
 import book_recipes  # noqa: E402
 import book_records  # noqa: E402
-from book_studies import Studies  # noqa: E402
 
 import pe  # noqa: E402
 from pe.data.corpora import names, open_corpus  # noqa: E402
@@ -36,7 +35,7 @@ def test_every_recipe_has_a_line_with_its_sizes() -> None:
 
 
 def test_costs_are_those_of_records() -> None:
-    runs = Studies.load(ROOT / "runs", ROOT / "runs", "demo").complete()
+    runs = book_records.committed().complete()
     speeds = [Speed(run.read()) for run in find(ROOT / "runs")]
     demo, tiny, small = (book_recipes.cost(RECIPES[n], runs, speeds) for n in
                          ("demo", "tiny", "small"))  # fmt: skip

@@ -11,6 +11,7 @@ from pathlib import Path
 import book_site
 import pytest
 import yaml
+from book_records import committed
 from bs4 import BeautifulSoup
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -20,7 +21,6 @@ from book_numbers import look_up  # noqa: E402
 from book_pictures import record_figures  # noqa: E402
 from book_plans import there  # noqa: E402
 from book_record_pages import record_page  # noqa: E402
-from book_studies import Studies  # noqa: E402
 
 from pe.recipes.named import recipe as named_recipe  # noqa: E402
 from pe.results import intervals  # noqa: E402
@@ -28,7 +28,6 @@ from pe.results import rows as results  # noqa: E402
 from pe.results.measure import beside_cutting, cut, measure  # noqa: E402
 from pe.results.quantities import windows  # noqa: E402
 
-STUDIES = Studies.load(ROOT / "runs", ROOT / "runs", "demo")
 PAGES = (
     "scaffold", "seeds", "paper", "extended", "finetuned", "every", "dropped", "rerun", "tasks",
 )  # fmt: skip
@@ -36,7 +35,7 @@ PAGES = (
 
 def recorded(label: str) -> tuple[dict, dict]:
     """run.json and evaluation.json of a row, read without the code under test."""
-    folder = ROOT / "runs" / "scaffold" / STUDIES.rows("scaffold")[label].runs[0].name
+    folder = ROOT / "runs" / "scaffold" / committed().rows("scaffold")[label].runs[0].name
     return (json.loads((folder / f"{name}.json").read_text()) for name in ("run", "evaluation"))  # type: ignore[return-value]
 
 
@@ -44,17 +43,17 @@ def test_numbers_of_a_study_are_asked_for_by_the_names_of_its_yaml() -> None:
     record, evaluation = recorded("rope-dropped-at-10")
     assert (record["pe"], record["parent"]["step"]) == ("nope", 5000)
     wanted = evaluation["perplexity"]["4096"]["value"]
-    assert look_up(STUDIES, "scaffold/rope-dropped-at-10.ppl@4x") == f"{wanted:,.0f}"
-    assert look_up(STUDIES, "scaffold/rope-dropped-at-10.recipe.start_step") == "5,000"
-    assert look_up(STUDIES, "scaffold/rope-dropped-at-10.title") == "RoPE, dropped at 5,000"
+    assert look_up(committed(), "scaffold/rope-dropped-at-10.ppl@4x") == f"{wanted:,.0f}"
+    assert look_up(committed(), "scaffold/rope-dropped-at-10.recipe.start_step") == "5,000"
+    assert look_up(committed(), "scaffold/rope-dropped-at-10.title") == "RoPE, dropped at 5,000"
     right = sum(evaluation["retrieval"]["tasks"]["needle"]["1024"]["exact"])
-    text = look_up(STUDIES, "scaffold/rope-dropped-at-10.needle@1x")
+    text = look_up(committed(), "scaffold/rope-dropped-at-10.needle@1x")
     assert re.fullmatch(rf"{100 * right / 110:.0f}% \(\d+–\d+\)", text)
-    assert look_up(STUDIES, "scaffold/rope-dropped-at-10.needle@1x:.0%") == f"{right / 110:.0%}"
-    before = float(look_up(STUDIES, "scaffold/rope-dropped-at-10.before"))
-    assert before > float(look_up(STUDIES, "scaffold/rope-dropped-at-10.validation_loss")) + 1
+    assert look_up(committed(), "scaffold/rope-dropped-at-10.needle@1x:.0%") == f"{right / 110:.0%}"
+    before = float(look_up(committed(), "scaffold/rope-dropped-at-10.before"))
+    assert before > float(look_up(committed(), "scaffold/rope-dropped-at-10.validation_loss")) + 1
     fit = evaluation["tempered"]["fit"]["value"]
-    assert look_up(STUDIES, "scaffold/rope-dropped-at-10.c") == f"{fit:.2f}"
+    assert look_up(committed(), "scaffold/rope-dropped-at-10.c") == f"{fit:.2f}"
 
 
 def test_extensions_ratios_and_facts_of_the_study() -> None:
@@ -62,29 +61,29 @@ def test_extensions_ratios_and_facts_of_the_study() -> None:
         next((ROOT / "runs" / "scaffold").glob("rope-*/extension.json")).read_text()
     )["cells"]
     value = cells["yarn@4"]["perplexity"]["4096"]["value"]
-    assert look_up(STUDIES, "scaffold/rope.extension.yarn@4.ppl@4x:.3f") == f"{value:.3f}"
-    ratio = look_up(STUDIES, "scaffold/rope.ppl@2x / scaffold/rope.ppl@1x:.2f")
+    assert look_up(committed(), "scaffold/rope.extension.yarn@4.ppl@4x:.3f") == f"{value:.3f}"
+    ratio = look_up(committed(), "scaffold/rope.ppl@2x / scaffold/rope.ppl@1x:.2f")
     _, evaluation = recorded("rope")
     losses = evaluation["perplexity"]
     assert ratio == f"{losses['2048']['value'] / losses['1024']['value']:.2f}"
-    assert look_up(STUDIES, "scaffold/study.runs") == "10"
-    assert look_up(STUDIES, "scaffold/study.prompts") == "110"
-    assert look_up(STUDIES, "scaffold/study.control_prompts") == f"{10 * 2 * 5 * 2 * 110:,}"
-    assert look_up(STUDIES, "order.ppl@16x") == "PoPE ≈ RoPE ≈ NoPE < YaRN"
+    assert look_up(committed(), "scaffold/study.runs") == "10"
+    assert look_up(committed(), "scaffold/study.prompts") == "110"
+    assert look_up(committed(), "scaffold/study.control_prompts") == f"{10 * 2 * 5 * 2 * 110:,}"
+    assert look_up(committed(), "order.ppl@16x") == "PoPE ≈ RoPE ≈ NoPE < YaRN"
     with pytest.raises(ValueError, match="rows of one seed each are not ranked"):
-        look_up(STUDIES, "scaffold/order.ppl@16x")
+        look_up(committed(), "scaffold/order.ppl@16x")
     with pytest.raises(ValueError, match="has no run of seed '7'"):
-        look_up(STUDIES, "rope#7.ppl@1x")
+        look_up(committed(), "rope#7.ppl@1x")
 
 
 def test_comparisons_are_words_and_never_call_overlap_a_difference() -> None:
     assert re.fullmatch(
         r"(lower|higher) by \d[\d.]*% \([\d.]+ to [\d.]+%\)",
-        look_up(STUDIES, "scaffold/rope vs nope.ppl@1x"),
+        look_up(committed(), "scaffold/rope vs nope.ppl@1x"),
     )
-    assert look_up(STUDIES, "scaffold/rope vs rope.ppl@1x") == "no difference shown"
+    assert look_up(committed(), "scaffold/rope vs rope.ppl@1x") == "no difference shown"
     for key in re.findall(r"\{record\}`(scaffold/\S+ vs [^`]+)`", page("scaffold")):
-        look_up(STUDIES, key)
+        look_up(committed(), key)
 
 
 @pytest.mark.parametrize(
@@ -101,7 +100,7 @@ def test_comparisons_are_words_and_never_call_overlap_a_difference() -> None:
 )
 def test_a_key_that_is_not_there_names_the_nearest(key: str, hint: str) -> None:
     with pytest.raises(ValueError, match=hint):
-        look_up(STUDIES, key)
+        look_up(committed(), key)
 
 
 def page(name: str) -> str:
@@ -125,7 +124,7 @@ def test_no_result_is_typed_into_the_pages(name: str) -> None:
 
 
 def test_every_figure_of_the_study_is_drawn_from_its_runs() -> None:
-    figures = record_figures(STUDIES)
+    figures = record_figures(committed())
     shown = re.findall(r"```\{picture\} (scaffold-\S+)", page("scaffold") + page("extended"))
     assert len(shown) == 6
     for name in shown:
@@ -136,7 +135,7 @@ def test_every_figure_of_the_study_is_drawn_from_its_runs() -> None:
 def test_the_built_tables_hold_the_records(site: Path) -> None:
     soup = BeautifulSoup((site / "scaffold.html").read_text("utf-8"), "html.parser")
     tables = soup.select(".pe-results table")
-    rows = STUDIES.rows("scaffold")
+    rows = committed().rows("scaffold")
     first = [
         [cell.get_text().strip() for cell in line.find_all(["td", "th"])]
         for line in tables[0].find_all("tr")
@@ -160,7 +159,7 @@ def test_the_built_tables_hold_the_records(site: Path) -> None:
 def test_every_row_can_be_run_again_from_its_page(site: Path) -> None:
     words = book_site.text(site / "rerun.html")
     for study in ("scaffold", "scaffold-seeds", "demo", "tiny"):
-        for run in STUDIES.runs[study]:
+        for run in committed().runs[study]:
             record = run.read()
             assert " ".join(record["command"].split()) in words
             assert f"git checkout {record['code']['commit'][:12]}" in words
@@ -171,7 +170,7 @@ def test_every_row_can_be_run_again_from_its_page(site: Path) -> None:
 def test_the_page_of_a_record_has_the_command_that_repeats_the_run() -> None:
     pages = Pages(ROOT / "book")
     for study in ("every", "rates"):
-        run = STUDIES.runs[study][0]
+        run = committed().runs[study][0]
         soup = BeautifulSoup(record_page(run, pages), "html.parser")
         (lines,) = (pre.get_text() for pre in soup.find_all("pre"))
         commit, command = lines.split("\n")
@@ -197,28 +196,28 @@ def test_means_on_a_page_are_over_the_same_seeds() -> None:
         )
         seeds: dict[str, set[tuple[int, ...]]] = {}
         for study, label in keys:
-            if results.planned(study) and label in STUDIES.rows(study):
-                seeds.setdefault(study, set()).add(STUDIES.rows(study)[label].seeds)
+            if results.planned(study) and label in committed().rows(study):
+                seeds.setdefault(study, set()).add(committed().rows(study)[label].seeds)
         assert all(len(of) == 1 for of in seeds.values()), (path.name, seeds)
 
 
 def beside(study: str, label: str, kind: str, *multiples: int) -> set[str]:
     """The words of every recorded seed of a row at these lengths; none without a record."""
-    rows = STUDIES.rows(study)
+    rows = committed().rows(study)
     each = rows[label].each() if label in rows else []
     return {beside_cutting(row, f"{kind}@{m}x") for row in each for m in multiples}
 
 
 def untrained_yarn(study: str, method: str, parent: str, seed: int) -> bool:
     """Whether YaRN at 4x is shown to predict better than the unchanged model with its text cut."""
-    longer, cut = (STUDIES.rows(study)[label].of([seed]).runs[0] for label in (method, parent))
+    longer, cut = (committed().rows(study)[label].of([seed]).runs[0] for label in (method, parent))
     both = intervals.paired(windows(longer, "ppl@4x"), windows(cut, "ppl@1x"))
     return intervals.mean_interval(both).high < 0
 
 
 def untrained_yarn_is_worse(study: str) -> bool:
     """Whether YaRN at 4x, put on RoPE of English books, predicts worse than RoPE with cut text."""
-    run = STUDIES.rows(study)["rope"].of([0]).runs[0]
+    run = committed().rows(study)["rope"].of([0]).runs[0]
     cells = json.loads((run.directory / "extension.json").read_text())["cells"]
     longer = cells["yarn@4"]["perplexity"]["4096"]["window_nll"]
     both = intervals.paired(longer, windows(run, "ppl@1x"))
@@ -286,20 +285,20 @@ def test_what_pages_say_beside_the_cut_text_holds_for_every_recorded_seed() -> N
         "yarn-4x", "yarn-16x",
     ]  # fmt: skip
     assert all(untrained_yarn_is_worse(study) for study in ("scaffold", "scaffold-seeds"))
-    fox = STUDIES.rows("every")["fox"].of([0]).runs[0]
+    fox = committed().rows("every")["fox"].of([0]).runs[0]
     steps = [
         intervals.mean_interval(intervals.paired(*(windows(fox, f"ppl@{m}x") for m in pair)))
         for pair in ((2, 1), (4, 2), (8, 4), (16, 8))
     ]
     assert [step.high < 0 for step in steps] == [True, True, True, False]
-    assert look_up(STUDIES, "every/t5#0.beside.ppl@16x") == "worse"
+    assert look_up(committed(), "every/t5#0.beside.ppl@16x") == "worse"
     with pytest.raises(ValueError, match="cannot be held against the cut text"):
-        look_up(STUDIES, "every/t5#0.beside.ppl@1x")
+        look_up(committed(), "every/t5#0.beside.ppl@1x")
 
 
 def test_what_practice_says_of_yarn_holds_for_every_recorded_seed() -> None:
     """The list below the table of practice.md, and the sentences of README about the same study."""
-    rows = STUDIES.rows("extending")
+    rows = committed().rows("extending")
     assert rows["yarn-0"].seeds == rows["yarn"].seeds == (0, 1), "read the page again"
 
     def value(label: str, quantity: str, seed: int) -> float:
@@ -327,6 +326,6 @@ def test_what_practice_says_of_yarn_holds_for_every_recorded_seed() -> None:
 
 
 def test_a_part_of_a_page_may_wait_for_a_seed() -> None:
-    assert [run.read()["seed"] for run in there(STUDIES, "every/rope#1")] == [1]
-    assert len(there(STUDIES, "every/rope")) == 2
-    assert there(STUDIES, "every/rope#7") == []
+    assert [run.read()["seed"] for run in there(committed(), "every/rope#1")] == [1]
+    assert len(there(committed(), "every/rope")) == 2
+    assert there(committed(), "every/rope#7") == []

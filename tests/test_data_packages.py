@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -32,13 +34,12 @@ def wheel(folder: Path, name: str, files: dict[str, str | bytes]) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-@pytest.fixture
-def listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+@pytest.fixture(scope="module")
+def listed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A list of four packages, which pip finds in a folder and nowhere else."""
-    source = tmp_path / "index"
+    folder = tmp_path_factory.mktemp("packages")
+    source = folder / "index"
     source.mkdir()
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(source))
     held = {"held/__init__.py": code("init"), "held/a/one.py": code("one"), "held/b.py": code("b")}
     hashes = {
         "train": wheel(
@@ -55,21 +56,26 @@ def listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "test": wheel(source, "held", held),
     }  # fmt: skip
     names = dict(zip(("train", "validation", "test"), ("first", "second", "held"), strict=True))
-    path = tmp_path / "list.txt"
+    path = folder / "list.txt"
     lines = [f"{names[s]}==1.0 --hash=sha256:{h}  # MIT; {s}" for s, h in hashes.items()]
     path.write_text("# a list\n" + "\n".join(lines) + "\n")
-    return path
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PIP_NO_INDEX", "1")
+        patch.setenv("PIP_FIND_LINKS", str(source))
+        yield path
 
 
-def read(path: Path, tmp_path: Path) -> Documents:
-    work = tmp_path / "work"
-    work.mkdir(exist_ok=True)
-    corpus = PythonPackages(path, cache=tmp_path / "cache")
-    return read_documents(corpus, Budget(), work)
+def read(path: Path, work: Path) -> Documents:
+    """What the listed packages hold; wheels are fetched once and stay beside the list."""
+    return read_documents(PythonPackages(path, cache=path.parent / "cache"), Budget(), work)
 
 
-def test_documents_are_whole_modules_in_reading_order(listed: Path, tmp_path: Path) -> None:
-    documents = read(listed, tmp_path)
+@pytest.fixture(scope="module")
+def documents(listed: Path, tmp_path_factory: pytest.TempPathFactory) -> Documents:
+    return read(listed, tmp_path_factory.mktemp("documents"))
+
+
+def test_documents_are_whole_modules_in_reading_order(documents: Documents) -> None:
     texts = dict(zip(documents.names, documents.texts(np.arange(len(documents))), strict=True))
     held = texts["held/held/__init__.py"]
     order = [held.index(f"# held/{name}\n") for name in ("__init__.py", "b.py", "a/one.py")]
@@ -83,10 +89,7 @@ def test_documents_are_whole_modules_in_reading_order(listed: Path, tmp_path: Pa
     }
 
 
-def test_training_loses_what_is_held_out_and_not_the_other_way_round(
-    listed: Path, tmp_path: Path
-) -> None:
-    documents = read(listed, tmp_path)
+def test_training_loses_what_is_held_out_and_not_the_other_way_round(documents: Documents) -> None:
     text = "".join(documents.texts(np.arange(len(documents))))
     assert text.count("one_value_7 =") == 1
     assert "mine_value_3" not in text, "most lines of its file are the test's"
@@ -112,15 +115,15 @@ def test_a_wheel_is_downloaded_once_and_only_as_listed(
     listed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (package, *_) = read_list(listed)
-    folder = tmp_path / "wheels"
+    folder, index = tmp_path / "wheels", tmp_path / "index"
+    shutil.copytree(listed.parent / "index", index)
+    monkeypatch.setenv("PIP_FIND_LINKS", str(index))
     path = fetch(package, folder)
     assert hashlib.sha256(path.read_bytes()).hexdigest() == package.sha256
-    monkeypatch.setattr(packages.subprocess, "run", None)
-    assert fetch(package, folder) == path
-    monkeypatch.undo()
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "index"))
-    wheel(tmp_path / "index", "first", {"first/__init__.py": code("changed")})
+    with monkeypatch.context() as patch:
+        patch.setattr(packages.subprocess, "run", None)
+        assert fetch(package, folder) == path
+    wheel(index, "first", {"first/__init__.py": code("changed")})
     path.unlink()
     with pytest.raises(ValueError, match="first 1.0 could not be downloaded"):
         fetch(package, folder)

@@ -82,12 +82,12 @@ import torch
 from pe import devices
 
 def page_faults():
-    "Pages that three tensors of 64 MiB take from the system, one after the other, after others."
+    "Pages that three tensors of 36 MiB take from the system, one after the other, after others."
     for _ in range(12):  # the allocator needs some rounds until it finds room in what it kept
-        torch.ones(2**24)
+        torch.ones(9 * 2**20)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     for _ in range(3):
-        torch.ones(2**24)
+        torch.ones(9 * 2**20)
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
 print(page_faults())

@@ -137,10 +137,9 @@ def slow_losses(model: PEForCausalLM, tokens: np.ndarray, end: int, length: int)
 @pytest.mark.parametrize("name", STEADY)
 def test_window_losses_equal_a_slow_loop(name: str) -> None:
     model, split = model_and_text(name)
-    ends = [70, 131, 400]
-    for length in (16, 40):
+    for length, ends in ((16, [70, 131, 400]), (40, [400])):
         found = window_losses(model, split, ends, length, tokens_per_batch=2 * length)
-        assert found.shape == (3, length)
+        assert found.shape == (len(ends), length)
         assert found.dtype == np.float64
         for row, end in zip(found, ends, strict=True):
             wanted = slow_losses(model, split.tokens, end, length)

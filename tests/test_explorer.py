@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import book_explorer
 import book_explorer_data
+import book_records
 import pytest
 import torch
 from book_browser import Visit
@@ -152,7 +153,7 @@ def test_a_wrong_setting_is_named(script: Any, wrong: dict[str, Any], word: str)
 
 @pytest.fixture(scope="module")
 def studies() -> Studies:
-    return Studies.load(ROOT / "runs", ROOT / "runs", "demo")
+    return book_records.committed()  # type: ignore[no-any-return]
 
 
 def test_cells_are_those_of_prose_and_tables(studies: Studies) -> None:

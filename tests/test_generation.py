@@ -9,7 +9,18 @@ from typing import Any
 
 import pytest
 import torch
-from model_tools import KINDS, LENGTH, close, small, stepwise, tokens
+from model_tools import (
+    KINDS,
+    LENGTH,
+    NAMES,
+    close,
+    encoding_of,
+    in_a_cache,
+    one_per_kind,
+    small,
+    stepwise,
+    tokens,
+)
 from torch import Tensor
 from transformers import DynamicCache, GenerationConfig, StaticCache
 
@@ -19,8 +30,11 @@ from pe.encodings.core import registry
 EACH_KIND = pytest.mark.parametrize("name", KINDS)
 # What a length-dependent encoding does to a token changes with the tokens after it, and so does
 # what the layers above have cached of it. Beyond the training length decoding is not prefill then.
-GROWS = [n for n in KINDS if small(n).model.encodings[0].length_dependent]
+GROWS = [n for n in KINDS if encoding_of(n).length_dependent]
 STEADY = pytest.mark.parametrize("name", [n for n in KINDS if n not in GROWS])
+CACHED = pytest.mark.parametrize(
+    "name", [n for n in one_per_kind(NAMES, in_a_cache) if not encoding_of(n).length_dependent]
+)
 GROWING = pytest.mark.parametrize("name", GROWS)
 
 
@@ -61,7 +75,7 @@ def test_explicit_positions_that_agree_are_accepted(name: str) -> None:
             model(ids[:, :1], position_ids=torch.tensor([[0]]), past_key_values=cache)
 
 
-@STEADY
+@CACHED
 @pytest.mark.parametrize(
     "settings",
     [{"num_beams": 3}, {"do_sample": True, "temperature": 0.8, "top_k": 7}],
@@ -188,7 +202,7 @@ def test_a_static_cache_is_refused() -> None:
         model.generate(ids, max_new_tokens=4, cache_implementation="static")
 
 
-@STEADY
+@CACHED
 def test_other_ways_to_decode_give_the_same_tokens(name: str) -> None:
     """They crop the cache or start from embeddings."""
     model, ids = small(name), tokens(1, LENGTH - 5)

@@ -13,7 +13,17 @@ from typing import Any
 
 import pytest
 import torch
-from model_tools import KINDS, LENGTH, NAMES, Largest, close, gradients, small, tokens
+from model_tools import (
+    KINDS,
+    LENGTH,
+    NAMES,
+    Largest,
+    close,
+    encoding_of,
+    gradients,
+    small,
+    tokens,
+)
 from torch import Tensor, nn
 from transformers import DynamicCache
 
@@ -25,7 +35,7 @@ from pe.model import PEConfig, PEForCausalLM, PEModel
 
 EVERY = pytest.mark.parametrize("name", NAMES)
 EACH_KIND = pytest.mark.parametrize("name", KINDS)
-RELATIVE = [n for n in KINDS if small(n).model.encodings[0].relative]
+RELATIVE = [n for n in KINDS if encoding_of(n).relative]
 
 
 @EACH_KIND
@@ -250,7 +260,7 @@ def test_grouped_queries_equal_repeated_keys() -> None:
             close(grouped(ids).logits, want)
 
 
-CONTENT_DEPENDENT = [n for n in NAMES if small(n).model.encodings[0].content_dependent]
+CONTENT_DEPENDENT = [n for n in NAMES if encoding_of(n).content_dependent]
 
 
 @pytest.mark.parametrize("name", CONTENT_DEPENDENT)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import importlib.util
 import json
 import os
 import random
@@ -21,7 +22,6 @@ import nbformat
 import papermill
 import pytest
 import yaml
-from nbconvert.preprocessors import ExecutePreprocessor
 from notebook_tools import shown
 from study_rows import row
 
@@ -161,16 +161,16 @@ def test_the_notebook_trains_records_and_then_shows_without_training_again(place
     assert "weights of this run are not" in again
 
 
-def test_jupyter_alone_carries_the_notebook_out_and_papermill_can_repeat_it(
+def test_cells_without_papermill_train_and_papermill_can_repeat_it(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """As in Jupyter's kernel, whose command line says nothing: the record has the one that does."""
+    kernel = importlib.util.find_spec("ipykernel_launcher")
+    assert kernel is not None
+    monkeypatch.setattr(sys, "argv", [kernel.origin, "-f", "kernel.json"])
     monkeypatch.delenv("PE_COMMAND", raising=False)  # a worker in this process leaves it behind
     chosen = values(place, pe="alibi")
-    nb = nbformat.read(TRAIN, as_version=4)
-    (cell,) = tagged(nb, "parameters")
-    cell.source += "".join(f"\n{name} = {value!r}" for name, value in chosen.items())
-    # What `jupyter nbconvert --execute` calls.
-    ExecutePreprocessor().preprocess(nb, {"metadata": {"path": str(place)}})
+    shown(TRAIN, **chosen)
     run = configure(**chosen)
     assert run.read()["status"] == "complete"
     *words, line = shlex.split(run.read()["command"])

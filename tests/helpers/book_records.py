@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 from pathlib import Path
 from typing import Any
 
 from pe.runs import Run
+
+ROOT = Path(__file__).resolve().parents[2]
 
 # Perplexity at 1, 2, 4, 8 times the training length; None: the encoding cannot go there.
 PERPLEXITY: dict[str, tuple[float | None, ...]] = {
@@ -17,6 +20,14 @@ PERPLEXITY: dict[str, tuple[float | None, ...]] = {
     "pope": (38.0, 38.5, 39.5, 41.0),
     "learned": (43.0, None, None, None),
 }
+
+
+@functools.cache
+def committed() -> Any:
+    """The checkout's records as the book reads them, read once per process. Tests only look."""
+    from book_studies import Studies
+
+    return Studies.load(ROOT / "runs", ROOT / "runs", "demo")
 
 
 def recipe(pe: str, seed: int, **changes: Any) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import DynamicCache
 
-from pe.encodings import Encoding, FrequencyTransform, list_encodings, lookup
+from pe.encodings import Encoding, FrequencyTransform, encoding, list_encodings, lookup
 from pe.model import PEConfig, PEForCausalLM
 from pe.model.initialize import draw_weights
 
@@ -42,14 +42,28 @@ def small(name: str = "rope", seed: int = 0, std: float = 0.2, **more: Any) -> P
     return model.eval()
 
 
-def one_per_kind(names: Iterable[str]) -> list[str]:
+def encoding_of(name: str) -> Encoding:
+    """The encoding of the small models by itself."""
+    return encoding(
+        name, head_dim=16, num_heads=4, num_kv_heads=2, hidden_size=64, original_length=LENGTH,
+        **OPTIONS.get(name, {}),
+    )  # fmt: skip
+
+
+def one_per_kind(
+    names: Iterable[str], traits: Callable[[Encoding], tuple[Any, ...]] | None = None
+) -> list[str]:
     """One encoding for each combination of traits, for tests of what surrounds an encoding.
 
-    What an encoding itself has to keep is a law, checked for every one of them.
+    What an encoding itself has to keep is a law, checked for every one of them. ``traits`` gives
+    those that the code under test can tell apart, if these are not all.
     """
     kinds: dict[tuple[Any, ...], str] = {}
     for name in sorted(names, key=lambda name: (len(name), name)):
-        enc: Any = small(name).model.encodings[0]
+        enc: Any = encoding_of(name)
+        if traits is not None:
+            kinds.setdefault(traits(enc), name)
+            continue
         q, k, where = torch.ones(1, 4, 2, 16), torch.ones(1, 2, 2, 16), torch.arange(2)
         kind = (
             enc.relative, enc.random, enc.length_dependent, enc.content_dependent, enc.raw_keys,
@@ -60,6 +74,20 @@ def one_per_kind(names: Iterable[str]) -> list[str]:
         )  # fmt: skip
         kinds.setdefault(kind, name)
     return sorted(kinds.values())
+
+
+def in_a_cache(enc: Encoding) -> tuple[Any, ...]:
+    """How a cache holds an encoding's keys, and what is made anew from them in each step."""
+    q, k, where = torch.ones(1, 4, 2, 16), torch.ones(1, 2, 2, 16), torch.arange(2)
+    width = enc.rotate(q, k, where, where)[1].shape[-1]
+    return (enc.raw_keys, enc.length_dependent, enc.state_size, enc.embeds, enc.biased, width)
+
+
+def in_a_run(enc: Encoding) -> tuple[Any, ...]:
+    """What training, a checkpoint, evaluation and a sample can tell of an encoding."""
+    learns = any(p.requires_grad for p in enc.parameters())
+    ends = enc.max_positions is not None
+    return (enc.random, learns, enc.per_layer, enc.raw_keys, enc.state_size, enc.embeds, ends)
 
 
 def stepwise(model: PEForCausalLM, ids: Tensor, chunks: list[int], **more: Any) -> Tensor:

@@ -51,7 +51,7 @@ def cache(subject: Subject, measure: Measure) -> None:
     lengths = subject.lengths(1, n - 1, n, n + 1, 2 * n)
     longest = lengths[-1]
     model, ids = subject.cached_model, tokens(2, longest)
-    plans = [[1] * longest, [min(7, longest), *[1] * 3, longest], [longest - 1, 1]]
+    plans = [_single_steps(n, longest), [min(7, longest), *[1] * 3, longest], [longest - 1, 1]]
     with torch.no_grad():
         whole = {m: model(ids[:, :m], use_cache=False).logits for m in lengths}
         for plan in plans:
@@ -61,6 +61,13 @@ def cache(subject: Subject, measure: Measure) -> None:
                     measure.close(f"{m} tokens", steps[:, :m], whole[m], 2e-4, 1e-4)
                 elif m in _ends(plan, longest):
                     measure.close(f"{m} tokens", steps[:, m - 1], whole[m][:, -1], 2e-4, 1e-4)
+
+
+def _single_steps(n: int, longest: int) -> list[int]:
+    """Single tokens at the beginning, around the length n and at the end, and chunks between."""
+    ends = {*range(1, 27), *range(n - 2, n + 3), *range(longest - 2, longest + 1)}
+    kept = sorted(end for end in ends if 0 < end <= longest)
+    return [end - start for start, end in zip([0, *kept], kept, strict=False)]
 
 
 def stepwise(
