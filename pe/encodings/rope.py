@@ -23,14 +23,14 @@ from torch import Tensor, nn
 
 from pe.encodings.core.base import Encoding, Lengths, Prepared, tightest
 from pe.encodings.core.checks import choice, positive, rotary_width
-from pe.encodings.core.extension import Variant, with_raised_base
+from pe.encodings.core.extension import with_raised_base
 from pe.encodings.core.frequencies import (
     Frequencies,
     FrequencyTransform,
     base_frequencies,
     phase_tables,
 )
-from pe.encodings.core.registry import register
+from pe.encodings.core.registry import Variant, register
 from pe.encodings.core.rotation import rotate, rotate_pairs, takes_operator
 
 LAYOUTS = ("half", "interleaved")

@@ -28,10 +28,9 @@ import torch
 from torch import Tensor
 
 from pe.encodings.core.checks import UNSET, at_least
-from pe.encodings.core.extension import Variant
 from pe.encodings.core.frequencies import FrequencyTransform
 from pe.encodings.core.query_rows import by_query_rows
-from pe.encodings.core.registry import register
+from pe.encodings.core.registry import Variant, register
 from pe.encodings.rope import RoPE
 
 HELD = 3

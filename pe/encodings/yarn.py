@@ -22,9 +22,8 @@ import torch
 from torch import Tensor
 
 from pe.encodings.core.checks import UNSET, at_least, positive
-from pe.encodings.core.extension import Variant
 from pe.encodings.core.frequencies import Frequencies, FrequencyTransform
-from pe.encodings.core.registry import register
+from pe.encodings.core.registry import Variant, register
 
 
 def rotations_index(rotations: float, dim: int, theta: float, original_length: int) -> float:

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pe.encodings.core.base import Encoding
-from pe.encodings.core.combining import by_kind
 from pe.encodings.core.composite import Composite
 from pe.encodings.core.key_range import HasKeyRange, Narrowed
 from pe.encodings.core.options import (
@@ -20,7 +19,7 @@ from pe.encodings.core.options import (
     refuse_unknown_options,
     takes,
 )
-from pe.encodings.core.parts import layer_classes, part_classes, placed
+from pe.encodings.core.parts import by_kind, layer_classes, part_classes, placed
 from pe.encodings.core.registry import Part
 from pe.encodings.core.spec import LayerSpec, PartSpec, joined, layer_specs, parse
 

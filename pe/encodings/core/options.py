@@ -6,7 +6,6 @@ import functools
 import inspect
 import types
 import typing
-from collections.abc import Callable
 from typing import Any
 
 from pe._errors import nearest
@@ -22,10 +21,9 @@ ALIASES = {
     "partial_rotary_factor": "rotary_fraction",
 }
 """Names of options in published configurations, and their names here."""
-
-
 LARGEST = 2**62
 """The largest integer option, because torch's positions have 64 bits."""
+_hints = functools.cache(typing.get_type_hints)
 
 
 def parameters(part: Part) -> dict[str, inspect.Parameter]:
@@ -93,11 +91,6 @@ def refuse_unknown_options(spec: str, parts: list[Part], options: dict[str, Any]
             raise ValueError(
                 f"{spec!r} has no option {name!r}{hint}; its options: {', '.join(known) or 'none'}"
             )
-
-
-@functools.cache
-def _hints(function: Callable[..., Any]) -> dict[str, Any]:
-    return typing.get_type_hints(function)
 
 
 def construct(name: str, part: Part, arguments: dict[str, Any]) -> Any:

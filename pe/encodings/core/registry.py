@@ -11,12 +11,11 @@ import pkgutil
 from collections.abc import Callable, Iterable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from pe._errors import unknown
 from pe._imported import imported
 from pe.encodings.core.base import Encoding
-from pe.encodings.core.extension import Method, Variant
 from pe.encodings.core.frequencies import FrequencyTransform
 from pe.encodings.core.presets import PRESETS
 from pe.encodings.core.spec import LayerSpec, PartSpec, is_sum, parse
@@ -33,6 +32,32 @@ class About(NamedTuple):
     title: str
     paper: str | None
     family: str
+
+
+Options = Callable[[Any, float], dict[str, Any]]
+"""Computes the options of an encoding that extends a trained model, from the model's RoPE
+(`pe.encodings.core.extension.Rotary`) and the factor."""
+
+
+class Method(NamedTuple):
+    """A method that extends a trained rotary model without training."""
+
+    name: str
+    spec: str
+    """The encoding that the model is converted to."""
+    options: Options
+    scaled: bool
+    """Whether it has a factor. Otherwise the text's length decides, or nothing is stretched."""
+
+
+class Variant(NamedTuple):
+    """A method that an encoding declares in `register`, besides the one of its name."""
+
+    name: str
+    title: str
+    paper: str
+    options: Options
+    scaled: bool = True
 
 
 _ABOUT: dict[str, About] = {}
