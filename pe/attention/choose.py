@@ -1,4 +1,4 @@
-"""Choose the way in which a layer's attention is computed, and say why others cannot be used.
+"""Choose how a layer's attention is computed, and give the reason if kernels cannot be used.
 
     flash   torch's fused attention: no bias, no window, no sink
     kernel  our Triton kernels: a bias that is computed block by block
@@ -7,10 +7,10 @@
             logits for near and far keys (`pe.attention.near_far`)
     matrix  torch's attention with a matrix, which holds the bias in float32 or a window's mask
     rows    the same with a block of the matrix at a time (`pe.attention.rows`), if it would be
-            large; in a window that hides most keys, each block only with the keys that it sees
+            large; in a window that hides most keys, each block has only the keys that it sees
     dense   the definition (`pe.attention.dense`), only on request
 
-The first of these is taken that is exact for the case at hand and whose matrix, if it has one, has
+The first of these is chosen that is exact for the case at hand and whose matrix, if it has one, has
 at most `LARGEST_MATRIX` entries.
 """
 

@@ -108,7 +108,7 @@ def _is_whole(value: object) -> bool:
 
 
 def sum_class(parts: Iterable[type]) -> type[Composite]:
-    """The class of a sum of these encodings.
+    """Return the class of a sum of these encodings.
 
     It is `Narrowed` if one of them hides keys and another scales logits, because the scale depends
     on the number of visible keys.
@@ -120,7 +120,7 @@ def sum_class(parts: Iterable[type]) -> type[Composite]:
 
 
 def layer_encodings(spec: str, num_layers: int, **arguments: Any) -> list[Encoding]:
-    """The encoding of each layer of a model, or a single one that all layers share.
+    """Return the encoding of each layer of a model, or a single one that all layers share.
 
     ``arguments`` are those of `encoding`. Layers with the same spec share the parts that are not
     per layer: these are built for the first such layer, and the other layers get the same objects.

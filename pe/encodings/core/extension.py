@@ -26,7 +26,7 @@ class Rotary(NamedTuple):
 
 
 def raised_base(rope: Rotary, factor: float) -> float | None:
-    """The smallest base that gives no frequency a new angle in ``factor`` times the length.
+    """Return the smallest base that gives no frequency a new angle in ``factor`` times the length.
 
         b' = b s^(d / 2i),    i: the first frequency that completed no rotation in training
 
@@ -41,7 +41,7 @@ def raised_base(rope: Rotary, factor: float) -> float | None:
 
 
 def with_raised_base(rope: Rotary, factor: float) -> dict[str, Any]:
-    """Options of a RoPE that extends ``rope`` by a larger base.
+    """Return the options of a RoPE that extends ``rope`` by a larger base.
 
     Xiong et al. 2023 (arXiv:2309.16039) raise the base to 500,000 for 8 times 4,096 tokens and
     continue training. Here `raised_base` gives the base.
@@ -60,7 +60,7 @@ def with_raised_base(rope: Rotary, factor: float) -> dict[str, Any]:
 
 
 def extension_methods() -> list[str]:
-    """Names of the methods that extend a trained rotary model without training.
+    """Return the names of the methods that extend a trained rotary model without training.
 
     These are the transforms that learn nothing and the variants that encodings declare, such as
     ``dynamic_yarn``. A transform that does not stretch is listed alone and on top of the transform
@@ -75,7 +75,7 @@ def extension_methods() -> list[str]:
 
 
 def extension_method(name: str) -> Method:
-    """The method of this name, which is one of `extension_methods` or another spec.
+    """Return the method of this name, which is one of `extension_methods` or another spec.
 
     Raises:
         ValueError: ``name`` cannot be looked up.

@@ -26,7 +26,7 @@ ONE_ONLY = {
 
 
 def part_classes(spec: str) -> dict[str, Part]:
-    """The class of each part of ``spec`` by name, including added parts such as RoPE.
+    """Return the class of each part of ``spec`` by name, including added parts such as RoPE.
 
     A schedule gives the parts of all its layers.
     """
@@ -38,7 +38,7 @@ def part_classes(spec: str) -> dict[str, Part]:
 
 
 def layer_classes(layer: LayerSpec) -> dict[str, Part]:
-    """`part_classes` of one layer."""
+    """Return the `part_classes` of one layer."""
     spec, names = joined(layer), [part.name for part in layer]
     if len(set(names)) < len(names):
         raise ValueError(f"{spec!r} names a part twice")
@@ -57,7 +57,7 @@ def layer_classes(layer: LayerSpec) -> dict[str, Part]:
 def by_kind(
     classes: dict[str, Part],
 ) -> tuple[dict[str, type[Encoding]], dict[str, type[FrequencyTransform]]]:
-    """The parts that are encodings, and those that transform RoPE's frequencies."""
+    """Return the parts that are encodings, and those that transform RoPE's frequencies."""
     encodings = {n: c for n, c in classes.items() if issubclass(c, Encoding)}
     return encodings, {n: c for n, c in classes.items() if issubclass(c, FrequencyTransform)}
 
@@ -130,12 +130,12 @@ def placed(spec: str, layer: LayerSpec) -> Iterator[None]:
 
 
 def takes_option(spec: str, option: str) -> bool:
-    """Whether a part of ``spec`` has this option."""
+    """Return whether a part of ``spec`` has this option."""
     return any(option in options_of(part) for part in part_classes(spec).values())
 
 
 def stated_options(spec: str) -> dict[str, list[Any]]:
-    """By option, the different values that ``spec`` gives it.
+    """Return the different values that ``spec`` gives to each option.
 
     `UNSET` is among them if one part has a value and another part with this option has none.
     """
@@ -152,7 +152,7 @@ def stated_options(spec: str) -> dict[str, list[Any]]:
 
 
 def declared_rate(spec: str) -> float:
-    """The multiple of the learning rate for the parameters of an encoding.
+    """Return the multiple of the learning rate for the parameters of an encoding.
 
     It is 1 if no part declares one.
 
