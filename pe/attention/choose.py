@@ -146,7 +146,7 @@ def kernel_form(
         if form.kind != FIRE or enc.sink_logit() is None:
             return form
         reason = (
-            "its gradient leaves out what all biases of a row have in common, which a sink looks at"
+            "its gradient leaves out what all biases of a row have in common, and a sink needs that"
         )
     if backend == "kernel":
         raise ValueError(f"backend 'kernel' cannot serve {type(enc).__name__} here: {reason}")
@@ -181,6 +181,25 @@ def spans_for(
     if not _in_blocks(enc, length, backend):
         return None
     return Bounded(*spans(shown, length, device, padding, documents))
+
+
+def shown_keys(
+    enc: Encoding, q: Tensor, k: Tensor, mask: Tensor | None, backend: str | None
+) -> Tensor | Spans | None:
+    """Return ``mask`` without the keys that the encoding hides, or the spans that replace it.
+
+    Args:
+        q: (B, H, Tq, D). k: (B, K, Tk, D).
+        mask: (1 or B, 1 or H, Tq, Tk), True where a query may attend; None: causal.
+    """
+    if not enc.hides:
+        return mask
+    length, known = q.shape[2], k.shape[2]
+    if mask is None and length == known:
+        found = spans_for(enc, q.device, q.dtype, q.shape[-1], length, backend)
+        if found is not None:
+            return found
+    return enc.narrow(mask, length, known, q.device)
 
 
 def bounded(enc: Encoding, result: Spans, backend: str | None) -> Bounded | None:

@@ -26,7 +26,7 @@ def whole_numbers(name: str, x: Tensor, expected: str = "a tensor of whole numbe
 
 
 def refuse_negative(name: str, positions: Tensor) -> None:
-    """Raise ValueError if a position is below 0. On a GPU the check would wait, so it is left out."""
+    """Raise ValueError if a position is below 0. It checks on the CPU only, as a GPU would wait."""
     if positions.is_cpu and positions.numel() and not torch.compiler.is_compiling():
         least = int(positions.min())
         if least < 0:

@@ -1,7 +1,8 @@
 """A law: its name, a sentence that states it, and a function that tests it on an encoding.
 
 The function gets a `Subject` and a `Measure`. It returns if the law holds. It raises `Broken` if
-the law does not hold, and `NotApplicable` if the encoding's traits do not promise it.
+the law does not hold, and `NotApplicable` if the encoding's traits do not promise it. A comment
+above a law names published bugs that it finds.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ def window_of(original_length: int, group_size: int) -> int:
 
 
 def longest_text(original_length: int, neighbor_window: int, group_size: int) -> int:
-    """Return the largest number of tokens whose distances all are below ``original_length``."""
+    """Return the largest number of tokens whose distances are all below ``original_length``."""
     return (original_length - neighbor_window + neighbor_window // group_size) * group_size
 
 

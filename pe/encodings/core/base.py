@@ -4,7 +4,7 @@
     rotate       changes queries and keys, in each layer
     bias         is added to the attention logits, in each layer
     logit_scale  multiplies the attention logits, one factor per query
-    shows        tells which keys a query sees, in each layer (`narrow`)
+    shows        decides which keys a query sees, in each layer (`narrow`)
     sink_logit   is one more logit in the softmax, in each layer
 
 Other hooks support these. `prepare` computes what depends on positions alone, once for all layers

@@ -165,6 +165,6 @@ class _Bare(ast.NodeTransformer):
         return self.generic_visit(node)
 
     def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
-        told = [d for d in node.decorator_list if "register" in _names(d, ast.Load)]
-        node.decorator_list = [d for d in node.decorator_list if d not in told]
+        kept = [d for d in node.decorator_list if "register" not in _names(d, ast.Load)]
+        node.decorator_list = kept
         return self.generic_visit(node)
