@@ -15,8 +15,8 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
-from pe._recompute import checkpoint
 from pe.attention.sdpa import sdpa_attention
 from pe.attention.spans import Bounded
 
@@ -80,8 +80,9 @@ def attend_by_rows(
     for queries, keys in zip(blocks, keys_of, strict=True):
         inputs = queries, keys, q[:, :, queries], k[:, :, keys], v[:, :, keys]
         if recompute:
-            options = {"use_reentrant": False, "preserve_rng_state": False}
-            pieces.append(checkpoint(attend, *inputs, **options))
+            pieces.append(
+                checkpoint(attend, *inputs, use_reentrant=False, preserve_rng_state=False)
+            )
         else:
             pieces.append(attend(*inputs))
     return torch.cat(pieces, dim=2)
