@@ -203,3 +203,14 @@ def test_an_unknown_backend_is_named() -> None:
         pe.attend(encoding("nope", head_dim=16, num_heads=1), q, k, v, backend="spda")
     with pytest.raises(ValueError, match=r"unknown attention backend 'spda'"):
         PEForCausalLM(PEConfig(attention_backend="spda"))
+
+
+@pytest.mark.parametrize("name", FAST)
+def test_a_float32_bias_does_not_round_float64_queries(name: str) -> None:
+    """A bias may be float32 whatever the queries are; sdpa computed everything in its type."""
+    q, k, v = (x.double() for x in drawn(1, 2, 1, 5, 5, 8))
+    bias = torch.randn(5, 5)
+    want = dense_attention(q, k, v, scale=0.3, bias=bias)
+    out = BACKENDS[name](q, k, v, scale=0.3, bias=bias)
+    assert out.dtype == torch.float64
+    torch.testing.assert_close(out, want, atol=1e-12, rtol=1e-12)

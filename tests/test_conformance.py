@@ -119,7 +119,7 @@ def test_the_command_reports_and_exits(
         (["rope+pope"], "rope and pope both rotate"),
         (
             ["rope", "-o", "head_dim=8"],
-            "head_dim 8: the laws have sizes of their own, and head_dim is",
+            "head_dim 8: the laws use fixed sizes, and head_dim is",
         ),
         (["rope", "-l", "shfit"], "unknown law 'shfit' (did you mean 'shift'?)"),
     ],

@@ -18,6 +18,7 @@ import pe
 from pe.encodings import Encoding, FrequencyTransform, list_encodings, lookup
 from pe.model import PEConfig, PEForCausalLM
 from pe.model.convert import convert
+from pe.model.layers import LayerInputs
 
 GOLDEN = Path(__file__).parent / "golden"
 TRANSFORMS = [n for n in list_encodings() if issubclass(lookup(n), FrequencyTransform)]
@@ -259,8 +260,8 @@ def rope_model() -> PEForCausalLM:
 def attention_output(model: PEForCausalLM) -> Tensor:
     x, positions = golden()["hidden"], torch.arange(16)
     enc = model.model.encodings[0]
-    where = enc.prepare(positions, positions)  # type: ignore[operator]
-    found: Tensor = attention_of(model)(x, enc, where, None, None, None)[0]
+    shared = LayerInputs(enc.prepare(positions, positions), None, None)  # type: ignore[operator]
+    found: Tensor = attention_of(model)(x, enc, shared, None)[0]
     return found
 
 

@@ -18,8 +18,7 @@ from book_studies import Studies
 from bs4 import BeautifulSoup
 
 from pe.encodings import encoding, extension_methods
-from pe.encodings.core.extending import extension_method
-from pe.encodings.core.extension import Rotary
+from pe.encodings.core.extension import Rotary, extension_method
 from pe.encodings.core.frequencies import base_frequencies
 from pe.encodings.self_extend import SelfExtend
 from pe.pretrained.methods import first_new

@@ -28,6 +28,13 @@ def test_labels_shift_labels_and_cross_entropy_agree() -> None:
     assert nothing.loss == 0
 
 
+def test_labels_beside_shift_labels_are_refused() -> None:
+    """Only the labels counted, and nothing said that the other targets had no effect."""
+    model, ids = small("rope"), tokens(1, 4)
+    with pytest.raises(ValueError, match="labels and shift_labels .* give one of the two"):
+        model(ids, labels=ids, shift_labels=ids)
+
+
 def test_micro_batches_with_uneven_counts_add_up() -> None:
     """huggingface/transformers#34191: divided by the count of the whole batch."""
     model, ids = small("pope"), tokens(4, 16)

@@ -154,7 +154,7 @@ def test_kernels_say_which_windows_and_sinks_are_not_theirs(
             pe.attend(enc, q, q[:, :2], q[:, :2], backend="kernel")
     sizes = SIZES | {"head_dim": 16}
     q = torch.randn(1, 4, 9, 16)
-    with pytest.raises(ValueError, match="'kernel' cannot serve .* which a sink looks at"):
+    with pytest.raises(ValueError, match="'kernel' cannot serve .* a sink needs that"):
         pe.attend(encoding("fire+sink", original_length=9, **sizes), q, q, q, backend="kernel")
     for spec in ("rope+window:4", "alibi+chunk:4+sinks:1", "rope+sink", "t5+window:4+sink"):
         enc = encoding(spec, original_length=9, **sizes)

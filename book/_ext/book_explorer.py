@@ -96,7 +96,7 @@ def draw_card(rows: Sequence[Row], path: Path) -> None:
 def rotary_settings() -> dict[str, Any]:
     """What the explorer of encodings starts from: methods by the registry, and colours."""
     from pe.encodings import about, extension_methods
-    from pe.encodings.core.extending import extension_method
+    from pe.encodings.core.extension import extension_method
 
     methods = [{"name": "", "title": "RoPE as it is", "scaled": False, "paper": "2104.09864"}]
     for name in extension_methods():

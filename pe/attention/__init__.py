@@ -18,10 +18,9 @@ from pe.attention.choose import (
     compute,
     path_for,
     refuse_broadcast,
-    spans_for,
+    shown_keys,
 )
 from pe.attention.masks import kind_of, refuse_negative, whole_numbers
-from pe.attention.spans import Spans
 from pe.encodings.core.base import Encoding, refuse_positions
 
 __all__ = ["BACKENDS", "attend", "path_for", "scaled"]
@@ -116,13 +115,7 @@ def attend(
 
         lengths["lengths"] = document_lengths(mask, q_positions, k_positions)
     prepared = enc.prepare(q_positions, k_positions, q.dtype, **lengths)
-    shown: Tensor | Spans | None = mask
-    if enc.hides:
-        length, known = q.shape[2], k.shape[2]
-        if mask is None and length == known:
-            shown = spans_for(enc, q.device, q.dtype, q.shape[-1], length, backend)
-        if not isinstance(shown, Spans):
-            shown = enc.narrow(mask, length, known, q.device)
+    shown = shown_keys(enc, q, k, mask, backend)
     # An encoding may replace positions; those are not 0, 1, 2 ... any more.
     counted = counted and prepared.q_positions is q_positions
     q_positions, k_positions, tables, _ = prepared

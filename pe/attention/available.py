@@ -1,4 +1,4 @@
-"""Say where our Triton kernels can run, and register those of the encodings' operators.
+"""Decide where the Triton kernels can run, and register those of the encodings' operators.
 
 `pe.encodings.core` defines some operators by operations of torch. Importing this module registers
 CUDA kernels for them. Triton is imported when such an operator is first called, because the import
@@ -17,8 +17,8 @@ import torch
 
 from pe.encodings.core import clex_ode, rotation
 
-# Both are constants because torch.compile cannot trace either question and would leave half of each
-# layer uncompiled.
+# Both are constants, because torch.compile cannot trace how they are computed and would leave half
+# of each layer uncompiled.
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 """Whether Triton's interpreter runs the kernels on the CPU, as in tests."""
 HAS_TRITON = importlib.util.find_spec("triton") is not None

@@ -1,4 +1,4 @@
-"""Choose the way in which a layer's attention is computed, and say why others cannot be used.
+"""Choose how a layer's attention is computed, and give the reason if kernels cannot be used.
 
     flash   torch's fused attention: no bias, no window, no sink
     kernel  our Triton kernels: a bias that is computed block by block
@@ -7,17 +7,16 @@
             logits for near and far keys (`pe.attention.near_far`)
     matrix  torch's attention with a matrix, which holds the bias in float32 or a window's mask
     rows    the same with a block of the matrix at a time (`pe.attention.rows`), if it would be
-            large; in a window that hides most keys, each block only with the keys that it sees
+            large; in a window that hides most keys, each block has only the keys that it sees
     dense   the definition (`pe.attention.dense`), only on request
 
-The first of these is taken that is exact for the case at hand and whose matrix, if it has one, has
+The first of these is chosen that is exact for the case at hand and whose matrix, if it has one, has
 at most `LARGEST_MATRIX` entries.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,6 +30,9 @@ from pe.attention.spans import Bounded, Spans, spans
 from pe.encodings.core.base import Encoding
 from pe.encodings.core.forms import COUNTS, FIRE, Form
 from pe.encodings.core.key_range import key_range
+
+if TYPE_CHECKING:
+    from pe.attention.rows import BlockBias
 
 BACKENDS = {"dense": dense_attention, "sdpa": sdpa_attention}
 """Backends that take any bias and any mask: ``(q, k, v, scale, bias, mask, sink) -> output``."""
@@ -147,7 +149,7 @@ def kernel_form(
         if form.kind != FIRE or enc.sink_logit() is None:
             return form
         reason = (
-            "its gradient leaves out what all biases of a row have in common, which a sink looks at"
+            "its gradient leaves out what all biases of a row have in common, and a sink needs that"
         )
     if backend == "kernel":
         raise ValueError(f"backend 'kernel' cannot serve {type(enc).__name__} here: {reason}")
@@ -182,6 +184,25 @@ def spans_for(
     if not _in_blocks(enc, length, backend):
         return None
     return Bounded(*spans(shown, length, device, padding, documents))
+
+
+def shown_keys(
+    enc: Encoding, q: Tensor, k: Tensor, mask: Tensor | None, backend: str | None
+) -> Tensor | Spans | None:
+    """Return ``mask`` without the keys that the encoding hides, or the spans that replace it.
+
+    Args:
+        q: (B, H, Tq, D). k: (B, K, Tk, D).
+        mask: (1 or B, 1 or H, Tq, Tk), True where a query may attend; None: causal.
+    """
+    if not enc.hides:
+        return mask
+    length, known = q.shape[2], k.shape[2]
+    if mask is None and length == known:
+        found = spans_for(enc, q.device, q.dtype, q.shape[-1], length, backend)
+        if found is not None:
+            return found
+    return enc.narrow(mask, length, known, q.device)
 
 
 def bounded(enc: Encoding, result: Spans, backend: str | None) -> Bounded | None:
@@ -225,16 +246,14 @@ def refuse_broadcast(what: str, x: Tensor, shape: tuple[int, ...]) -> None:
 
 
 class Bias(NamedTuple):
-    """A bias in one of five forms, of which at most one is given; without any there is no bias."""
+    """A bias in one of four forms, of which at most one is given; without any there is no bias."""
 
     whole: Tensor | None = None
     """The bias as a matrix, broadcastable to (B, H, Tq, Tk)."""
     form: Form | None = None
     """The bias spec for the kernels."""
-    by_rows: Callable[[int, int], Tensor | None] | None = None
-    """The bias as a function of query rows (`pe.attention.rows.attend_by_rows`)."""
-    in_window: Callable[[slice, slice | Tensor, Tensor], Tensor | None] | None = None
-    """The bias as a `pe.attention.rows.WindowBias`, given if the spans are `Bounded`."""
+    by_rows: BlockBias | None = None
+    """The bias as a function of a block of queries (`pe.attention.rows`)."""
     far: Far | None = None
     """Instead of a bias, queries and keys for the logits of far keys."""
 
@@ -273,40 +292,27 @@ def bias_of(
     form = kernel_form(enc, q, k, state, mask, counted, backend)
     if form is not None:
         return Bias(form=form)
-    if isinstance(mask, Bounded):
 
-        def window_bias(queries: slice, keys: slice | Tensor, seen: Tensor) -> Tensor | None:
-            return enc.masked_bias(
-                q[:, :, queries], k[:, :, keys], q_positions[..., queries], k_positions[..., keys],
-                None if state is None else state[:, :, keys], seen,
-            )  # fmt: skip
-
-        return Bias(in_window=window_bias)
-    mask = mask.mask() if isinstance(mask, Spans) else mask
-    length, known = q.shape[-2], k.shape[-2]
-    entries = q.shape[0] * q.shape[1] * length * known
-    # If a cache holds rotated keys, `k` has only the new ones. There are few queries then.
-    has_all_keys = known == k_positions.shape[-1]
-    if not enc.biased or backend is not None or entries <= LARGEST_MATRIX or not has_all_keys:
-        if mask is None:
-            whole = enc.bias(q, k, q_positions, k_positions, state)
-        else:
-            whole = enc.masked_bias(q, k, q_positions, k_positions, state, mask)
-        if whole is not None:
-            refuse_broadcast("bias", whole, (*q.shape[:3], k_positions.shape[-1]))
-        return Bias(whole)
-
-    def row_bias(start: int, stop: int) -> Tensor | None:
-        seen = known - length + stop
-        arguments = (
-            q[:, :, start:stop], k[:, :, :seen], q_positions[..., start:stop],
-            k_positions[..., :seen], None if state is None else state[:, :, :seen],
+    def block_bias(queries: slice, keys: slice | Tensor, seen: Tensor | None) -> Tensor | None:
+        inputs = (
+            q[:, :, queries], k[:, :, keys], q_positions[..., queries], k_positions[..., keys],
+            None if state is None else state[:, :, keys],
         )  # fmt: skip
-        if mask is None:
-            return enc.bias(*arguments)
-        return enc.masked_bias(*arguments, mask[..., start:stop, :seen])
+        return enc.bias(*inputs) if seen is None else enc.masked_bias(*inputs, seen)
 
-    return Bias(by_rows=row_bias)
+    # If a cache holds rotated keys, `k` has only the new ones. There are few queries then.
+    entries = q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2]
+    is_large = entries > LARGEST_MATRIX and k.shape[2] == k_positions.shape[-1]
+    if isinstance(mask, Bounded) or (enc.biased and backend is None and is_large):
+        return Bias(by_rows=block_bias)
+    if mask is None:
+        whole = enc.bias(q, k, q_positions, k_positions, state)
+    else:
+        seen = mask.mask() if isinstance(mask, Spans) else mask
+        whole = enc.masked_bias(q, k, q_positions, k_positions, state, seen)
+    if whole is not None:
+        refuse_broadcast("bias", whole, (*q.shape[:3], k_positions.shape[-1]))
+    return Bias(whole)
 
 
 def compute(
@@ -328,24 +334,20 @@ def compute(
     Returns:
         (B, H, Tq, D).
     """
-    if isinstance(mask, Bounded):
-        from pe.attention.rows import attend_in_window
-
-        assert bias.in_window is not None
-        in_window: Tensor = attend_in_window(bias.in_window, q, k, v, scale, mask, sink)
-        return in_window
     if bias.far is not None:
         with torch.autocast(q.device.type, enabled=False):
             return attend_in_two(q, k, v, scale, bias.far)
     if bias.form is None:
-        matrix = mask.mask() if isinstance(mask, Spans) else mask
+        if isinstance(mask, Spans) and not isinstance(mask, Bounded):
+            mask = mask.mask()
         if bias.by_rows is not None:
             from pe.attention.rows import attend_by_rows  # imports torch's compiler, slowly
 
-            by_rows: Tensor = attend_by_rows(bias.by_rows, q, k, v, scale, matrix, sink)
+            by_rows: Tensor = attend_by_rows(bias.by_rows, q, k, v, scale, mask, sink)
             return by_rows
-        chosen = BACKENDS[backend or "sdpa"]
-        return chosen(q, k, v, scale=scale, bias=bias.whole, mask=matrix, sink=sink)
+        assert not isinstance(mask, Spans)  # with bounded spans the bias is computed by rows
+        attend = BACKENDS[backend or "sdpa"]
+        return attend(q, k, v, scale=scale, bias=bias.whole, mask=mask, sink=sink)
     from pe.attention.kernels.cope import op as cope_ops
     from pe.attention.kernels.flash import op as ops
     from pe.attention.kernels.flash.launch import ALL_KEYS

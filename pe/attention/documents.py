@@ -1,4 +1,4 @@
-"""Read off an attention mask how long the document is to which each token belongs."""
+"""Derive the length of each token's document from an attention mask."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def document_lengths(mask: Tensor, q_positions: Tensor, k_positions: Tensor) -> 
     seen = mask.any(1)
     batch = max(seen.shape[0], *(len(p) for p in (q_positions, k_positions) if p.dim() == 2), 1)
     seen, count = seen.expand(batch, -1, -1), seen.shape[-1]
-    # A key's label is the first key of its document, as far as that is known. It starts as the key
-    # itself. Queries pass the smallest label that they see on to all keys that they see.
+    # A key's label is the first key that is known to be in its document, at first the key itself.
+    # Each query passes the smallest label that it sees to all keys that it sees.
     label = torch.arange(count, device=mask.device).expand(batch, -1)
     while True:
         q_label = torch.where(seen, label[:, None], count).amin(-1)  # count if nothing is seen

@@ -9,7 +9,7 @@ from pe.encodings.core.base import refuse_positions
 
 
 def kind_of(x: object) -> str:
-    """Name ``x`` in a message: a tensor by the type of its numbers, anything else by its class."""
+    """Return how a message names ``x``: a tensor by its dtype, anything else by its class."""
     return str(x.dtype) if isinstance(x, Tensor) else f"a {type(x).__name__}"
 
 
@@ -17,7 +17,7 @@ def whole_numbers(name: str, x: Tensor, expected: str = "a tensor of whole numbe
     """Return ``x`` in int64.
 
     Raises:
-        ValueError: it is no tensor, or its numbers are no whole numbers.
+        ValueError: it is not a tensor of whole numbers.
     """
     is_tensor = isinstance(x, Tensor)
     if not is_tensor or x.is_floating_point() or x.is_complex() or x.dtype == torch.bool:
@@ -26,7 +26,7 @@ def whole_numbers(name: str, x: Tensor, expected: str = "a tensor of whole numbe
 
 
 def refuse_negative(name: str, positions: Tensor) -> None:
-    """Raise ValueError if a position is below 0; on the CPU only, as a GPU would have to wait."""
+    """Raise ValueError if a position is below 0. It checks on the CPU only, as a GPU would wait."""
     if positions.is_cpu and positions.numel() and not torch.compiler.is_compiling():
         least = int(positions.min())
         if least < 0:
@@ -37,7 +37,7 @@ def padding_of(attention_mask: Tensor | None, batch: int, tokens: int) -> Tensor
     """Return a padding mask (1 or B, tokens) as booleans, False at padding; None stays None.
 
     Raises:
-        ValueError: it is no tensor of whole numbers or booleans, or has another shape.
+        ValueError: it is not a tensor of whole numbers or booleans, or has another shape.
     """
     if attention_mask is None:
         return None
@@ -57,7 +57,7 @@ def documents_of(document_ids: Tensor | None, batch: int, tokens: int) -> Tensor
     """Return the document of each token, (1 or B, tokens) int64; None stays None.
 
     Raises:
-        ValueError: it is no tensor of whole numbers, or has another shape.
+        ValueError: it is not a tensor of whole numbers, or has another shape.
     """
     if document_ids is None:
         return None
@@ -139,7 +139,7 @@ def visible(
             stays inside a document.
 
     Returns:
-        The mask, or None if it would be causal and nothing else.
+        The mask, or None if it would be the causal mask.
     """
     if padding is None and documents is None:
         return None

@@ -31,9 +31,7 @@ def sdpa_attention(
         q, k, v, bias, mask = _with_sink(q, k, v, scale, bias, mask, sink)
     q_length, k_length, width = q.shape[-2], k.shape[-2], v.shape[-1]
     causal = mask is None and bias is None
-    # This is a branch because is_causal must be a plain bool, and the result of a comparison of
-    # lengths would be a symbol under torch.compile.
-    if q_length != k_length:
+    if q_length != k_length:  # a branch, because is_causal must be a bool under torch.compile too
         causal = False
     if mask is None and not causal and (bias is not None or q_length > 1):
         # torch's is_causal aligns the first query with the first key, which is wrong with a cache.
@@ -46,10 +44,11 @@ def sdpa_attention(
         mask = mask | blind
     if bias is not None:
         assert mask is not None
-        mask = bias.masked_fill(~mask, float("-inf"))
         # torch needs the bias in the type of the queries. In bfloat16 a linear bias would be the
-        # same at distances of 300 and 301, so the queries are converted and not the bias.
-        q, k, v = q.to(bias.dtype), k.to(bias.dtype), v.to(bias.dtype)
+        # same at distances of 300 and 301, so the narrower of the two is converted.
+        wide = torch.promote_types(q.dtype, bias.dtype)
+        mask = bias.to(wide).masked_fill(~mask, float("-inf"))
+        q, k, v = q.to(wide), k.to(wide), v.to(wide)
     if q.shape[-1] > width and not _takes_two_widths(q):
         v = pad(v, (0, q.shape[-1] - width))
     with torch.autocast(q.device.type, enabled=False):

@@ -1,10 +1,10 @@
-"""Say which keys each query of causal attention sees, by four numbers per token and not by a mask.
+"""Describe which keys each query of causal attention sees by four numbers per token, not a mask.
 
 Let the tokens of a document be numbered from 0. With a window of w and chunks of c, query n sees
 the keys from max(n - w + 1, n - n mod c, 0) to n, and in addition the first s keys
 (`pe.encodings.core.keys`). The other way round, key n is seen by the queries from n to
 min(n + w - 1, n - n mod c + c - 1), and by all later ones if n < s. Both are intervals, so four
-numbers per token, which are indices in the sequence, say it all:
+numbers per token, which are indices in the sequence, are enough:
 
     first   of a query: the first key that it sees, the first s keys left out
     last    of a key: the last query that sees it

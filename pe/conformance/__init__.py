@@ -1,7 +1,7 @@
-"""Laws that a positional encoding keeps, for any encoding that anybody writes.
+"""Laws: properties that a positional encoding must have, as tests for any encoding.
 
-``pe check my_module:MyEncoding`` runs all that its traits promise and prints what came out;
-``pytest --pe my_module:MyEncoding`` runs them as tests. From Python:
+``pe check my_module:MyEncoding`` runs every law that the encoding's traits promise and prints the
+results. ``pytest --pe my_module:MyEncoding`` runs the laws as tests. From Python:
 
 >>> from pe.conformance import check_laws
 >>> check_laws("rope").ok

@@ -1,7 +1,8 @@
-"""What a law is: a name, a sentence, when it is promised, and a function that measures.
+"""A law: its name, a sentence that states it, and a function that tests it on an encoding.
 
-A law's function gets a `Subject` and a `Measure`. It returns when the law holds and raises `Broken`
-when it does not, `NotApplicable` when the encoding's traits do not promise it.
+The function gets a `Subject` and a `Measure`. It returns if the law holds. It raises `Broken` if
+the law does not hold, and `NotApplicable` if the encoding's traits do not promise it. A comment
+above a law names published bugs that it finds.
 """
 
 from __future__ import annotations
@@ -17,32 +18,30 @@ if TYPE_CHECKING:
 
 
 class Broken(AssertionError):
-    """The law does not hold; the message says where."""
+    """The law does not hold. The message says where."""
 
 
 class NotApplicable(Exception):
-    """The encoding's traits do not promise the law; the message says which."""
+    """The encoding's traits do not promise the law. The message says which trait is the reason."""
 
 
 class Measure:
-    """Compares tensors and keeps the worst error, beside what was allowed there."""
+    """Compares tensors, and keeps the largest error relative to its tolerance."""
 
     def __init__(self) -> None:
-        self.reset()
-
-    def reset(self) -> None:
-        """Forget what was seen so far."""
         self.error, self.allowed = 0.0, 0.0
 
-    def keep_worse(self, other: Measure) -> None:
-        """Take the error of another measure if it is the worse one for what was allowed there."""
-        if other.allowed and (
-            self.allowed == 0 or other.error / other.allowed > self.error / self.allowed
-        ):
-            self.error, self.allowed = other.error, other.allowed
+    def keep_worse(self, error: float, allowed: float) -> None:
+        """Keep this error if it is a larger part of its tolerance than the one that is kept."""
+        if allowed and (self.allowed == 0 or error / allowed > self.error / self.allowed):
+            self.error, self.allowed = error, allowed
 
     def close(self, what: str, got: Tensor, want: Tensor, atol: float, rtol: float) -> None:
-        """Every element within ``atol + rtol |want|``, NaN and infinity nowhere."""
+        """Require that all elements are finite and differ by at most ``atol + rtol |want|``.
+
+        Raises:
+            Broken: they do not, or the shapes differ. ``what`` names the tensor in the message.
+        """
         if got.shape != want.shape:
             raise Broken(f"{what}: shape {tuple(got.shape)}, expected {tuple(want.shape)}")
         if not want.numel():
@@ -53,13 +52,12 @@ class Measure:
         allowed = atol + rtol * want.detach().double().abs()
         worst = int((error / allowed).argmax())
         off, limit = float(error.flatten()[worst]), float(allowed.flatten()[worst])
-        if self.allowed == 0 or off / limit > self.error / self.allowed:
-            self.error, self.allowed = off, limit
+        self.keep_worse(off, limit)
         if off > limit:
             raise Broken(f"{what}: off by {off:.2g}, allowed {limit:.1g}")
 
     def equal(self, what: str, got: Tensor, want: Tensor) -> None:
-        """Every bit."""
+        """Require that types, shapes and all bits are equal, or else raise `Broken`."""
         if (got.dtype, got.shape) != (want.dtype, want.shape):
             raise Broken(
                 f"{what}: {got.dtype} {tuple(got.shape)}, expected {want.dtype} {tuple(want.shape)}"
@@ -73,7 +71,7 @@ Test = Callable[["Subject", Measure], None]
 
 
 class Law(NamedTuple):
-    """One law: ``pe check`` prints its name and its sentence."""
+    """A law, whose name and sentence ``pe check`` prints."""
 
     name: str
     sentence: str
@@ -84,9 +82,9 @@ LAWS: dict[str, Law] = {}
 
 
 def law(test: Test) -> Test:
-    """Function decorator: add a law to the suite, named by the function and told by its docstring.
+    """Decorate a function to add it to `LAWS`, which are tested in the order of their definition.
 
-    Laws run in the order of their definition.
+    The name of the law is that of the function, and its sentence the first line of the docstring.
     """
     name = test.__name__
     LAWS[name] = Law(name, (test.__doc__ or name).splitlines()[0], test)

@@ -1,4 +1,4 @@
-"""Run the laws on an encoding and say what came out, so that its author can act on it."""
+"""Run the laws on an encoding, and report the results to its author."""
 
 from __future__ import annotations
 
@@ -22,9 +22,11 @@ class Finding(NamedTuple):
 
     law: Law
     result: str
-    """``ok``, ``FAILED`` or ``not applicable``."""
+    """`OK`, `FAILED` or `NOT_APPLICABLE`."""
     reason: str
+    """Why the result is not `OK`; otherwise empty."""
     error: float
+    """The largest error relative to its tolerance ``allowed``."""
     allowed: float
     seconds: float
 
@@ -38,7 +40,7 @@ class Report(NamedTuple):
 
     @property
     def ok(self) -> bool:
-        """Whether no law that was promised is broken."""
+        """Whether all laws hold that the traits promise."""
         return all(finding.result != FAILED for finding in self.findings)
 
     def __str__(self) -> str:
@@ -61,7 +63,7 @@ class Report(NamedTuple):
 
 
 def hold(law: Law, subject: Subject) -> Finding:
-    """Run one law on one encoding. Whatever an encoding raises is a finding, never an error."""
+    """Test one law on one encoding. An exception from the encoding is a finding, not an error."""
     measure, start = Measure(), time.perf_counter()
     result, reason = OK, ""
     try:
@@ -84,11 +86,11 @@ def check_laws(
     """Run the laws on an encoding.
 
     Args:
-        spec: a name, a sum of names, or ``module:Class``. options: its options.
-        only: names of laws; default: all.
+        spec: a name, a sum of names, or ``module:Class``. options: options of the encoding.
+        only: names of laws; by default all are tested.
 
     Raises:
-        ValueError: the encoding cannot be built, or there is no law of such a name.
+        ValueError: the encoding cannot be built, or there is no law with this name.
     """
     chosen = list(only) or list(LAWS)
     for name in chosen:

@@ -1,4 +1,4 @@
-"""The encoding under test, at small sizes, with inputs for its hooks.
+"""The encoding under test, built at small sizes, and inputs for its hooks.
 
 B batch, T tokens, H query heads, K key heads, D head_dim.
 """
@@ -26,46 +26,51 @@ if TYPE_CHECKING:
     from pe.model import PEForCausalLM
 
 SIZES = {"head_dim": 16, "num_heads": 4, "num_kv_heads": 2, "hidden_size": 64}
-LENGTH = 24  # original length, unless the options give another
+LENGTH = 24
+"""The training length in tokens, unless the options give ``original_length``."""
 FAR = (0, 1, 255, 256, 257, 2048, 4095, 15962, 65535, 100_000)
+"""Positions at which rounding errors of bfloat16 or float32 phases are visible."""
 VOCABULARY = 61
 
 
 class Inputs(NamedTuple):
-    """The inputs that a layer hands to the hooks."""
+    """The inputs that a layer passes to the hooks."""
 
     q: Tensor
+    """(B, H, T, D)."""
     k: Tensor
+    """(B, K, T, D)."""
     v: Tensor
+    """(B, K, T, D)."""
     x: Tensor
     """(B, T, hidden): the layer's input, or the token embeddings."""
 
     def to(self, dtype: torch.dtype) -> Inputs:
-        """The same numbers in another type."""
+        """Return the same numbers in another type."""
         return Inputs(*(t.to(dtype) for t in self))
 
     def rows(self, chosen: slice) -> Inputs:
-        """Some rows of the batch."""
+        """Return some sequences of the batch."""
         return Inputs(*(t[chosen] for t in self))
 
     def tokens(self, chosen: slice | Tensor) -> Inputs:
-        """Some of the tokens."""
+        """Return some of the tokens."""
         q, k, v = (t[:, :, chosen] for t in (self.q, self.k, self.v))
         return Inputs(q, k, v, self.x[:, chosen])
 
     def last(self, queries: int) -> Inputs:
-        """The last queries of these, with all keys."""
+        """Return the last ``queries`` queries, with all keys."""
         return self._replace(q=self.q[:, :, -queries:])
 
 
 class Subject:
-    """One spec with its options."""
+    """The encoding under test: one spec with its options."""
 
     def __init__(self, spec: str, options: dict[str, Any] | None = None) -> None:
         self.spec, self.options = spec, dict(options or {})
         for name in (n for n in SIZES if n in self.options):
             raise ValueError(
-                f"{name} {self.options[name]!r}: the laws have sizes of their own, and {name} is "
+                f"{name} {self.options[name]!r}: the laws use fixed sizes, and {name} is "
                 f"{SIZES[name]}; leave it out"
             )
         self.length: int = self.options.get("original_length") or LENGTH
@@ -78,16 +83,16 @@ class Subject:
         self.depth = listed if self.scheduled else 4 if schedule else 2
 
     def build(self) -> Encoding:
-        """A fresh one, not in training; its learned numbers are drawn, then moved a little."""
+        """Build the encoding in evaluation mode, with new parameters to which noise is added."""
         return nudged(encoding(self.spec, **self.arguments)).eval()
 
     def layers(self) -> list[Encoding]:
-        """The encodings of a model: one for each layer, or one for all."""
+        """Return the encodings of a model: one for each layer, or a single one for all layers."""
         arguments = {k: v for k, v in self.arguments.items() if k != "layer_index"}
         return [nudged(enc) for enc in layer_encodings(self.spec, self.depth, **arguments)]
 
     def model(self, **more: Any) -> PEForCausalLM:
-        """A small decoder with wide weights, so that its logits show what an encoding does."""
+        """Return a small decoder with large weights, so that encodings have a visible effect."""
         from pe.model import PEConfig, PEForCausalLM
         from pe.model.initialize import draw_weights
 
@@ -108,31 +113,32 @@ class Subject:
 
     @functools.cached_property
     def cached_model(self) -> PEForCausalLM:
-        """A model that gives the same step by step through a cache as all at once.
+        """A model whose logits with a cache must equal those without, which several laws share.
 
-        Keys that deeper layers computed at earlier lengths stay what they were, so with several
-        layers a length-dependent encoding is not promised to agree. Laws share it; the law of
-        memory, which asks whether calls leave anything behind, builds one for itself.
+        With a length-dependent encoding it has one layer. In a deeper model, the cached keys of
+        later layers were computed from a shorter sequence, so the logits do not have to agree.
         """
         one = self.enc.length_dependent and not self.scheduled
         return self.model(num_hidden_layers=1 if one else self.depth)
 
     def reach(self, positions: Sequence[int]) -> Tensor:
-        """Those positions that the encoding accepts."""
+        """Return the positions that the encoding accepts."""
         limit = self.enc.max_positions
         return torch.tensor([p for p in positions if limit is None or p < limit])
 
     def lengths(self, *wanted: int) -> list[int]:
-        """Those lengths that the encoding accepts."""
+        """Return the lengths that the encoding accepts, ascending."""
         limit = self.enc.max_positions
         return sorted({n for n in wanted if n > 0 and (limit is None or n <= limit)})
 
 
 @torch.no_grad()
 def nudged(enc: Encoding, draw: bool = True, side: float = 0.0) -> Encoding:
-    """Draw the learned numbers and add noise, so that nothing rests on zeros or ones.
+    """Draw the learned parameters and add noise, because initial values of 0 and 1 hide mistakes.
 
-    ``side``: 1 or -1 where the noise shall have one sign.
+    Args:
+        draw: whether the parameters are drawn again first.
+        side: 1 or -1 if all noise must have this sign.
     """
     generator = torch.Generator().manual_seed(7)
     if draw:
@@ -145,17 +151,17 @@ def nudged(enc: Encoding, draw: bool = True, side: float = 0.0) -> Encoding:
 
 
 def learned(enc: Encoding) -> dict[str, Tensor]:
-    """The parameters that training changes, by name."""
+    """Return the parameters that training changes, by name."""
     return {name: p for name, p in enc.named_parameters() if p.requires_grad}
 
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:
-    """Normal numbers, the same ones each time."""
+    """Return normal numbers, which are the same in each call."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 def inputs(length: int, batch: int = 2, seed: int = 0) -> Inputs:
-    """Queries, keys, values and layer input at the suite's sizes."""
+    """Return queries, keys, values and layer input of the sizes `SIZES`."""
     heads, keys, width = SIZES["num_heads"], SIZES["num_kv_heads"], SIZES["head_dim"]
     return Inputs(
         drawn(batch, heads, length, width, seed=seed),
@@ -166,21 +172,21 @@ def inputs(length: int, batch: int = 2, seed: int = 0) -> Inputs:
 
 
 def tokens(batch: int, length: int, seed: int = 0) -> Tensor:
-    """Token ids, none of them padding."""
+    """Return token ids (batch, length), none of which is padding."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(1, VOCABULARY, (batch, length), generator=generator)
 
 
 @contextlib.contextmanager
 def same_draw() -> Iterator[None]:
-    """Random encodings draw the same here each time; the caller's own numbers are untouched."""
+    """In this block random encodings always draw the same numbers; torch's state is restored."""
     with torch.random.fork_rng(devices=[]):
         seed_torch(0)
         yield
 
 
 def hooks(enc: Encoding, case: Inputs, positions: Tensor) -> dict[str, Tensor]:
-    """The result of each hook, by name."""
+    """Return the result of each hook, by name."""
     with same_draw():
         where = enc.prepare(positions, positions, case.q.dtype)
     q, k = enc.rotate(case.q, case.k, where.q_positions, where.k_positions, where.tables)
@@ -194,7 +200,7 @@ def hooks(enc: Encoding, case: Inputs, positions: Tensor) -> dict[str, Tensor]:
 
 
 def scores(enc: Encoding, case: Inputs, positions: Tensor) -> Tensor:
-    """All that an encoding does to logits, (B, H, Tq, Tk); 0 where a query may not look."""
+    """Return the logits with the encoding, (B, H, Tq, Tk); 0 at keys ahead of a query."""
     q, k = case.q, case.k
     with same_draw():
         where = enc.prepare(positions, positions, q.dtype)
@@ -218,7 +224,7 @@ def attended(
     backend: str = "dense",
     mask: Tensor | None = None,
 ) -> Tensor:
-    """`pe.attend` with the layer's input, and the same draw each time."""
+    """Return the result of `pe.attend` with the layer's input and fixed random draws."""
     if q_positions is None:
         q_positions = k_positions
     with same_draw():

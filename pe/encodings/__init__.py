@@ -10,7 +10,7 @@
 from pe._errors import PositionError
 from pe.encodings.core.base import Encoding, Prepared
 from pe.encodings.core.build import check, encoding, layer_encodings
-from pe.encodings.core.extending import extension_methods
+from pe.encodings.core.extension import extension_methods
 from pe.encodings.core.frequencies import Frequencies, FrequencyTransform
 from pe.encodings.core.registry import (
     FAMILIES,

@@ -22,7 +22,7 @@ from pe.encodings.core.registry import register
 
 
 def alibi_slopes(num_heads: int) -> Tensor:
-    """The slope mu_h of each head, (H,) float64."""
+    """Return the slope mu_h of each head, (H,) float64."""
     power = 1 << (num_heads.bit_length() - 1)
     head = torch.arange(1, power + 1, dtype=torch.float64, device="cpu")
     slopes = 2 ** (-8 * head / power)
@@ -52,5 +52,5 @@ class ALiBi(DistanceBias):
         return -slopes * distance
 
     def bias_form(self, length: int, device: torch.device, state: Tensor | None) -> Form:
-        """mu_h n - mu_h m: a kernel reads one number per key faster than one per distance."""
+        """Return the spec by key, because a kernel reads numbers by key faster than by distance."""
         return by_key(self.slopes[None, :, None] * torch.arange(length, device=device))

@@ -104,7 +104,7 @@ class CLEX(FrequencyTransform):
         return frequencies._replace(inv_freq=torch.where(t > 1, moved, inv_freq))
 
     def table(self, frequencies: Frequencies, last: Tensor) -> Tensor:
-        """ln w(t) for t = 1 .. max_factor, (max_factor, F) float64, solved up to t = ``last``."""
+        """Solve for ln w(t), t = 1 .. max_factor, up to ``last``: (max_factor, F) float64."""
         start = frequencies.inv_freq.log()
         base = self.time_base or frequencies.theta
         pair = torch.arange(len(start), dtype=start.dtype, device=start.device)
@@ -117,7 +117,7 @@ class CLEX(FrequencyTransform):
 
 
 def stretched(order: Tensor, tokens: Tensor, t: Tensor, original: int, reach: int) -> Tensor:
-    """Positions of the ``tokens`` tokens of a training sequence, (reach,) float64.
+    """Return the positions of the ``tokens`` tokens of a training sequence, (reach,) float64.
 
     Of n tokens, the first is at 0 and the last at n t - 1. The others are at the first n - 2
     numbers below n t - 2 in the permutation ``order``, plus 1, sorted. Positions of sequences of

@@ -68,7 +68,7 @@ class CoPE(Encoding):
         self.table.zero_()
 
     def gates(self, q: Tensor, k: Tensor, first: int = 0, mask: Tensor | None = None) -> Tensor:
-        """The gates g, (B, H, Tq, Tk), between 0 and 1.
+        """Return the gates g, (B, H, Tq, Tk), between 0 and 1.
 
         ``first`` is the index of the key that belongs to the first query. The gate is 0 for keys
         that come after a query or that ``mask`` hides from it.
@@ -81,11 +81,11 @@ class CoPE(Encoding):
         return (logits / math.sqrt(width)).sigmoid() * seen
 
     def counts(self, gates: Tensor) -> Tensor:
-        """p of each query and key: the sum of the gates from the key up to the query."""
+        """Return p of each query and key: the sum of the gates from the key up to the query."""
         return gates.flip(-1).cumsum(-1).flip(-1).clamp(max=self.npos - 1)
 
     def read(self, q: Tensor, counts: Tensor) -> Tensor:
-        """q . e(p), (B, H, Tq, Tk), interpolated between the products of q with the rows of e."""
+        """Return q . e(p), (B, H, Tq, Tk), interpolated between products of q with rows of e."""
         products = q @ self.table.to(q.dtype).t()  # (B, H, Tq, npos)
         below = counts.detach().long()
         above = (below + 1).clamp(max=self.npos - 1)
@@ -100,7 +100,7 @@ class CoPE(Encoding):
         state: Tensor | None = None,
         mask: Tensor | None = None,
     ) -> Tensor:
-        """b, (B, H, Tq, Tk); float64 if the queries are, otherwise float32."""
+        """Return b, (B, H, Tq, Tk); float64 if the queries are, otherwise float32."""
         self.refuse_misfit(q, k, q_positions)
         wide = torch.promote_types(q.dtype, torch.float32)
         queries, keys = q.to(wide), k.to(wide)

@@ -70,7 +70,7 @@ class DAPE(Encoding):
             offset.uniform_(-most, most, generator=generator)
 
     def network(self, logits: Tensor, prior: Tensor) -> Tensor:
-        """f of logits and biases, each (B, H, Tq, Tk) -> (B, H, Tq, Tk)."""
+        """Return f of logits and biases, each (B, H, Tq, Tk) -> (B, H, Tq, Tk)."""
         kind = logits.dtype
         heads = torch.cat((logits, prior.expand_as(logits)), 1).movedim(1, -1)
         hidden = linear(heads, self.hidden_weight.to(kind), self.hidden_bias.to(kind))
@@ -85,7 +85,7 @@ class DAPE(Encoding):
         k_positions: Tensor,
         state: Tensor | None = None,
     ) -> Tensor:
-        """b + f, (B, H, Tq, Tk); float64 if the queries are, otherwise float32."""
+        """Return b + f, (B, H, Tq, Tk); float64 if the queries are, otherwise float32."""
         self.refuse_misfit(q, k, q_positions)
         batch, heads, length, width = q.shape
         known = k.shape[-2]

@@ -43,7 +43,7 @@ class DynamicNTK(FrequencyTransform):
         self(frequencies)  # raises ValueError for a width of one pair
 
     def alpha(self, length: Tensor) -> Tensor:
-        """The factor by which the slowest frequency is divided at these lengths, float64."""
+        """Return the factor by which the slowest frequency is divided at these lengths, float64."""
         excess = length.to(torch.float64) / self.original_length - 1
         return 1 + self.factor * excess.clamp(min=0)
 

@@ -85,14 +85,14 @@ class FIRE(Encoding):
             parameter.uniform_(-most, most, generator=generator)
 
     def share(self, q_positions: Tensor, k_positions: Tensor, dtype: torch.dtype) -> Tensor:
-        """The input u of the network for each query and key, (Tq, Tk) or (B, Tq, Tk)."""
+        """Return the input u of the network for each query and key, (Tq, Tk) or (B, Tq, Tk)."""
         c, multiplier = self.c.to(dtype), self.multiplier.to(dtype)
         reach = torch.maximum(q_positions.to(dtype), (multiplier * self.threshold).abs())
         whole = (c * reach).abs().log1p() + self.eps
         return (c * distances(q_positions, k_positions)).abs().log1p() / whole[..., None]
 
     def network(self, share: Tensor) -> Tensor:
-        """f of u: (...) -> (H, ...)."""
+        """Return f of u: (...) -> (H, ...)."""
         hidden = self.hidden_weight.to(share.dtype) * share.flatten()
         hidden = (hidden + self.hidden_bias.to(share.dtype)[:, None]).relu()  # (width, n)
         values = self.head_weight.to(share.dtype) @ hidden
@@ -107,7 +107,7 @@ class FIRE(Encoding):
         k_positions: Tensor,
         state: Tensor | None = None,
     ) -> Tensor:
-        """b, (1 or B, H, Tq, Tk); float64 if the queries are, otherwise float32."""
+        """Return b, (1 or B, H, Tq, Tk); float64 if the queries are, otherwise float32."""
         self.refuse_misfit(q, k, q_positions)
         dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
         q_length, k_length = q_positions.shape[-1], k_positions.shape[-1]
@@ -123,7 +123,7 @@ class FIRE(Encoding):
             return by_query_rows(block, q_length, k_length, width)
 
     def bias_form(self, length: int, device: torch.device, state: Tensor | None) -> Form:
-        """f as a table with linear interpolation; `pe.encodings.core.forms` gives its error."""
+        """Return f as an interpolated table, whose error `pe.encodings.core.forms.fire` gives."""
         return fire_form(
             self.c, self.multiplier, self.hidden_weight, self.hidden_bias, self.head_weight,
             self.head_bias, self.threshold, self.eps, length,

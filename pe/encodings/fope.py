@@ -96,7 +96,7 @@ class FoPE(RoPE):
     def _tables(
         self, positions: Tensor, spectrum: Frequencies, dtype: torch.dtype
     ) -> tuple[Tensor, Tensor]:
-        """C and S, (1 or B, K, T, d/2)."""
+        """Return C and S, (1 or B, K, T, d/2)."""
         cos, sin = phase_tables(positions, spectrum.inv_freq, torch.float64)
         # Neither autocast nor a reduced matmul precision applies to float64.
         cos, sin = cos @ self.cos_mix.double(), sin @ self.sin_mix.double()

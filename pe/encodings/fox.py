@@ -65,7 +65,7 @@ class FoX(Encoding):
         self.beta.fill_(self.gate_bias)
 
     def key_state(self, x: Tensor) -> Tensor:
-        """ln f of each token and head: (B, T, hidden) -> (B, H, T, 1)."""
+        """Return ln f of each token and head: (B, T, hidden) -> (B, H, T, 1)."""
         with torch.autocast(x.device.type, enabled=False):
             x = at_least_float32(x)
             logits = linear(x, self.weight.to(x.dtype), self.beta.to(x.dtype))
@@ -79,7 +79,7 @@ class FoX(Encoding):
         k_positions: Tensor,
         state: Tensor | None = None,
     ) -> Tensor:
-        """b, (B, H, Tq, Tk); float64 if the gates are, otherwise float32."""
+        """Return b, (B, H, Tq, Tk); float64 if the gates are, otherwise float32."""
         self.refuse_misfit(q, k, q_positions)
         total = self._total(state)  # (B, H, Tk)
         assert state is not None
@@ -98,7 +98,7 @@ class FoX(Encoding):
         state: Tensor | None,
         mask: Tensor,
     ) -> Tensor:
-        """b without the gates of hidden tokens, which needs a sum per query and key."""
+        """Return b without the gates of hidden tokens, which needs a sum per query and key."""
         self.refuse_misfit(q, k, q_positions)
         gates = self._gates(state)
         assert state is not None
@@ -114,17 +114,17 @@ class FoX(Encoding):
         return by_query_rows(block, length, known, HELD * gates.shape[0] * gates.shape[1])
 
     def bias_form(self, length: int, device: torch.device, state: Tensor | None) -> Form:
-        """C_m - C_n, from one number per key."""
+        """Return the spec of C_m - C_n, which is one number per key."""
         return by_key(-self._total(state))
 
     @classmethod
     def _total(cls, state: Tensor | None) -> Tensor:
-        """C, (B, H, T) float64."""
+        """Return C, (B, H, T) float64."""
         return running_sum(cls._gates(state))
 
     @staticmethod
     def _gates(state: Tensor | None) -> Tensor:
-        """ln f, (B, H, T) float64."""
+        """Return ln f, (B, H, T) float64."""
         if state is None:
             raise ValueError(
                 "fox computes its gates from the layer's input: pass layer_input to pe.attend, or "
@@ -134,7 +134,7 @@ class FoX(Encoding):
 
 
 def running_sum(x: Tensor) -> Tensor:
-    """The cumulative sum over the last axis, (..., T) -> (..., T).
+    """Return the cumulative sum over the last axis, (..., T) -> (..., T).
 
     Multiplies chunks of `CHUNK` numbers by a triangle of ones and then adds the sums of the earlier
     chunks. torch's cumsum on a GPU adds in an order that may change from run to run, and

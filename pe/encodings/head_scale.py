@@ -53,6 +53,6 @@ class HeadScale(Encoding):
         self.scale.fill_(self.start)
 
     def logit_scale(self, q_positions: Tensor) -> Tensor:
-        """lambda_h, (H, 1), the same at all positions."""
+        """Return lambda_h, (H, 1), the same at all positions."""
         scale: Tensor = clamped(at_least_float32(self.scale), self.least, math.inf)
         return scale[:, None]

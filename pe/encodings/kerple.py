@@ -45,7 +45,7 @@ class Kerple(DistanceBias):
         self.a.uniform_(0.0, 1.0, generator=generator)
 
     def bounded(self, dims: int = 0, most_p: float = inf) -> tuple[Tensor, Tensor]:
-        """p and a inside their bounds, (H, 1, ...) with ``dims`` dimensions of size 1."""
+        """Return p and a inside their bounds, (H, 1, ...) with ``dims`` dimensions of size 1."""
         shape = -1, *[1] * dims
         p = clamped(at_least_float32(self.p), LEAST, most_p)
         a = clamped(at_least_float32(self.a), LEAST, inf)

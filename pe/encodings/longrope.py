@@ -30,14 +30,14 @@ POLICIES = ("su", "yarn")
 
 
 def yarn_factors(dim: int, theta: float, original_length: int, factor: float) -> list[float]:
-    """The factor lambda_i = w_i / w_i' by which YaRN slows each frequency, 1 .. ``factor``."""
+    """Return lambda_i = w_i / w_i', by which YaRN slows each frequency, from 1 to ``factor``."""
     base = base_frequencies(dim, theta)
     factors: list[float] = (base.inv_freq / YaRN(original_length, factor)(base).inv_freq).tolist()
     return factors
 
 
 def magnitude_of(policy: str | float, factor: float, original_length: int) -> float:
-    """m: the number itself, or ``su`` (the formula above), or ``yarn`` (0.1 ln s + 1).
+    """Return m: the number itself, or that of ``su`` (see above) or ``yarn`` (0.1 ln s + 1).
 
     The last two are 1 at s = 1.
 
@@ -129,7 +129,7 @@ class LongRoPE(FrequencyTransform):
         )
 
     def _factors(self, frequencies: Frequencies) -> tuple[Sequence[float], Sequence[float]]:
-        """lambda of long and of short rows, d/2 numbers each."""
+        """Return lambda of long and of short rows, d/2 numbers each."""
         dim, theta = frequencies.dim, frequencies.theta
         long, short = self.chosen["long_factor"], self.chosen["short_factor"]
         if long is None:

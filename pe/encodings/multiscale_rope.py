@@ -42,7 +42,7 @@ class MultiscaleRoPE(RoPE):
         super().__init__(head_dim, theta=(theta_min * theta_max) ** 0.5, layout=layout)
 
     def bases(self) -> Tensor:
-        """The base theta_h of each key head, (K,) float64."""
+        """Return the base theta_h of each key head, (K,) float64."""
         low, high = torch.tensor(self.ends, dtype=torch.float64, device="cpu").log()
         steps = max(self.num_kv_heads - 1, 1)
         share = torch.arange(self.num_kv_heads, dtype=torch.float64, device="cpu") / steps
@@ -58,7 +58,7 @@ class MultiscaleRoPE(RoPE):
     def _tables(
         self, positions: Tensor, spectrum: Frequencies, dtype: torch.dtype
     ) -> tuple[Tensor, Tensor]:
-        """cos and sin, (1 or B, K, T, d/2)."""
+        """Return cos and sin, (1 or B, K, T, d/2)."""
         rows = positions if positions.dim() == 2 else positions[None]
         dtype = torch.float64 if dtype == torch.float64 else torch.float32
         cos, sin = cos_sin(rows[:, None], spectrum.inv_freq, dtype)

@@ -20,7 +20,7 @@ from pe.encodings.core.registry import register
 
 
 def slowed_by_base(frequencies: Frequencies, alpha: Tensor) -> Frequencies:
-    """The frequencies under the base that slows the last of them by ``alpha``.
+    """Return the frequencies under the base that slows the last of them by ``alpha``.
 
     ``alpha`` is (), (1,), (B, 1) or (B, T, 1), float64.
 

@@ -91,7 +91,7 @@ class PaTH(Encoding):
         self.gate_bias.zero_()
 
     def key_state(self, x: Tensor) -> Tensor:
-        """w and beta of each token and head: (B, T, hidden) -> (B, H, T, D + 1)."""
+        """Return w and beta of each token and head: (B, T, hidden) -> (B, H, T, D + 1)."""
         with torch.autocast(x.device.type, enabled=False):
             x = at_least_float32(x)
             factors = [] if self.down is None else [self.down]
@@ -113,7 +113,7 @@ class PaTH(Encoding):
         state: Tensor | None = None,
         mask: Tensor | None = None,
     ) -> Tensor:
-        """The bias, (B, H, Tq, Tk); float64 if the queries are, otherwise float32."""
+        """Return the bias, (B, H, Tq, Tk); float64 if the queries are, otherwise float32."""
         self.refuse_misfit(q, k, q_positions)
         if state is None:
             raise ValueError(

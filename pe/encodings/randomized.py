@@ -63,7 +63,7 @@ class Randomized(Encoding):
         drawn = (shuffled < k_positions.max() + 1).cumsum(0)  # drawn positions up to each
 
         def moved_to(positions: Tensor) -> Tensor:
-            """Token numbers -> drawn positions: number i gets the drawn position of rank i."""
+            """Return the drawn position of each token: token i gets the i-th smallest one."""
             return torch.searchsorted(drawn, positions.long().contiguous() + 1)
 
         moved = moved_to(k_positions)

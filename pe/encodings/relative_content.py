@@ -71,7 +71,7 @@ class RelativeContent(Encoding):
             parameter.normal_(0.0, self.std, generator=generator)
 
     def key_state(self, x: Tensor) -> Tensor:
-        """r of each token and head: (B, T, hidden) -> (B, H, T, d_rel)."""
+        """Return a of each token and head: (B, T, hidden) -> (B, H, T, d_rel)."""
         with torch.autocast(x.device.type, enabled=False):
             x = at_least_float32(x)
             mixed: Tensor = linear(x, self.weight.to(x.dtype)).unflatten(-1, (-1, self.state_size))
@@ -85,7 +85,7 @@ class RelativeContent(Encoding):
         k_positions: Tensor,
         state: Tensor | None = None,
     ) -> Tensor:
-        """b, (B, H, Tq, Tk); float64 if the state is, otherwise float32."""
+        """Return b, (B, H, Tq, Tk); float64 if the state is, otherwise float32."""
         self.refuse_misfit(q, k, q_positions)
         by_distance = self._by_distance(q.shape[-2], state)
         distance = distances(q_positions, k_positions)

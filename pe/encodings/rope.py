@@ -23,14 +23,14 @@ from torch import Tensor, nn
 
 from pe.encodings.core.base import Encoding, Lengths, Prepared, tightest
 from pe.encodings.core.checks import choice, positive, rotary_width
-from pe.encodings.core.extension import Variant, with_raised_base
+from pe.encodings.core.extension import with_raised_base
 from pe.encodings.core.frequencies import (
     Frequencies,
     FrequencyTransform,
     base_frequencies,
     phase_tables,
 )
-from pe.encodings.core.registry import register
+from pe.encodings.core.registry import Variant, register
 from pe.encodings.core.rotation import rotate, rotate_pairs, takes_operator
 
 LAYOUTS = ("half", "interleaved")
@@ -80,7 +80,7 @@ class RoPE(Encoding):
         self.register_exact_buffers()
 
     def frequencies(self, length: Tensor | None = None) -> Frequencies:
-        """The frequencies after all transforms, float64, on the device of ``length`` or the CPU.
+        """Return the frequencies after all transforms, float64, on ``length``'s device or the CPU.
 
         ``length`` is the number of tokens in each row, () or (B, 1), or in the document of each
         token, (B, T, 1). Only length-dependent transforms use it.
@@ -93,7 +93,7 @@ class RoPE(Encoding):
         return self.select_frequencies(base)
 
     def select_frequencies(self, spectrum: Frequencies) -> Frequencies:
-        """The frequencies that rotate; a subclass may remove some or set them to 0."""
+        """Return the frequencies that rotate; a subclass may remove some or set them to 0."""
         return spectrum
 
     def exact_buffers(self) -> dict[str, Tensor]:
@@ -105,7 +105,7 @@ class RoPE(Encoding):
         return buffers if spectrum.period is None else buffers | {"period": spectrum.period}
 
     def spectrum(self, positions: Tensor, lengths: Tensor | None = None) -> Frequencies:
-        """The frequencies for tokens at these positions, (T,) or (B, T).
+        """Return the frequencies for tokens at these positions, (T,) or (B, T).
 
         ``lengths``, (1 or B, T), is the length of each token's document. None means that each row
         is one document.
@@ -151,7 +151,7 @@ class RoPE(Encoding):
     def _tables(
         self, positions: Tensor, spectrum: Frequencies, dtype: torch.dtype
     ) -> tuple[Tensor, Tensor]:
-        """cos and sin, (1 or B, 1, T, d/2); a subclass may return one per key head, K for 1."""
+        """Return cos and sin, (1 or B, 1, T, d/2), or (1 or B, K, T, d/2) in some subclasses."""
         where = positions if spectrum.warp is None else spectrum.warp[positions]
         cos, sin = phase_tables(where, spectrum.inv_freq, dtype, spectrum.period)
         m = spectrum.magnitude

@@ -28,10 +28,9 @@ import torch
 from torch import Tensor
 
 from pe.encodings.core.checks import UNSET, at_least
-from pe.encodings.core.extension import Variant
 from pe.encodings.core.frequencies import FrequencyTransform
 from pe.encodings.core.query_rows import by_query_rows
-from pe.encodings.core.registry import register
+from pe.encodings.core.registry import Variant, register
 from pe.encodings.rope import RoPE
 
 HELD = 3
@@ -42,20 +41,20 @@ authors use 1,024 of 4,096 tokens for Llama 2."""
 
 
 def window_of(original_length: int, group_size: int) -> int:
-    """The default w in tokens."""
+    """Return the default w in tokens."""
     share = max(1, original_length // SHARE)
     return share // group_size * group_size or share
 
 
 def longest_text(original_length: int, neighbor_window: int, group_size: int) -> int:
-    """The largest number of tokens whose distances all are below ``original_length``."""
+    """Return the largest number of tokens whose distances are all below ``original_length``."""
     return (original_length - neighbor_window + neighbor_window // group_size) * group_size
 
 
 def smallest_group(
     original_length: int, tokens: float, neighbor_window: int | None = None
 ) -> tuple[int, int]:
-    """The smallest G, and its w, for which ``tokens`` tokens have no distance new to the model."""
+    """Return the smallest G, and its w, with which ``tokens`` tokens have no untrained distance."""
     widest = neighbor_window or window_of(original_length, 1)
     for group_size in range(1, widest + 1):
         window = neighbor_window or window_of(original_length, group_size)
@@ -131,14 +130,14 @@ class SelfExtend(RoPE):
             self.neighbor_window = window or window_of(length, group_size)
 
     def grouped(self, q_positions: Tensor, k_positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Positions of queries and keys whose difference is D(m, n) of far keys."""
+        """Return positions of queries and keys whose differences are D(m, n) of far keys."""
         window, size = self.neighbor_window, self.group_size
         return q_positions // size + window - window // size, k_positions // size
 
     def far(
         self, q: Tensor, k: Tensor, q_positions: Tensor, k_positions: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Rotated queries and keys whose products are the logits of far keys."""
+        """Return rotated queries and keys whose products are the logits of far keys."""
         return self.rotate(q, k, *self.grouped(q_positions, k_positions))
 
     def bias(
@@ -149,7 +148,7 @@ class SelfExtend(RoPE):
         k_positions: Tensor,
         state: Tensor | None = None,
     ) -> Tensor:
-        """The bias, (B, H, Tq, Tk); float64 if the queries are, otherwise float32."""
+        """Return the bias, (B, H, Tq, Tk); float64 if the queries are, otherwise float32."""
         self.refuse_misfit(q, k, q_positions, k_positions)
         batch, heads, length, width = q.shape
         known = k.shape[-2]

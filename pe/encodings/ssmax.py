@@ -59,7 +59,7 @@ class SSMax(Encoding):
             self.b.zero_()
 
     def logit_scale(self, q_positions: Tensor) -> Tensor:
-        """s ln(n) + b, (B, H, Tq) or (H, Tq)."""
+        """Return s ln(n) + b, (B, H, Tq) or (H, Tq)."""
         s = at_least_float32(self.s)
         log_n = (q_positions + 1).to(torch.float64).log().to(s.dtype)
         scale = s[:, None] * log_n[..., None, :]

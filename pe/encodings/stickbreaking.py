@@ -60,7 +60,7 @@ class StickBreaking(Encoding):
         return {"nothing": torch.zeros(self.num_heads or 0)}
 
     def sink_logit(self) -> Tensor:
-        """Zeros, (H,): the logit of the rest of the stick."""
+        """Return zeros, (H,), the logit of the rest of the stick."""
         return self.nothing
 
     def bias(
@@ -72,7 +72,7 @@ class StickBreaking(Encoding):
         state: Tensor | None = None,
         mask: Tensor | None = None,
     ) -> Tensor:
-        """The bias, (B, H, Tq, Tk); float64 if the queries are, otherwise float32."""
+        """Return the bias, (B, H, Tq, Tk); float64 if the queries are, otherwise float32."""
         self.refuse_misfit(q, k, q_positions)
         batch, heads, length, width = q.shape
         known = k.shape[-2]

@@ -25,7 +25,7 @@ from pe.encodings.core.registry import register
 
 
 def bucket_starts(num_buckets: int, max_distance: int) -> Tensor:
-    """The smallest distance of each bucket, (N,) int64."""
+    """Return the smallest distance of each bucket, (N,) int64."""
     exact = num_buckets // 2
     logarithmic = num_buckets - exact
     growth = max_distance / exact
@@ -68,7 +68,7 @@ class T5(DistanceBias):
         self.table.normal_(0.0, self.std, generator=generator)
 
     def buckets(self, distance: Tensor) -> Tensor:
-        """Integer distances of any shape -> their rows of the table, of the same shape."""
+        """Return the row of the table for each integer distance, in the shape of ``distance``."""
         return torch.bucketize(distance, self.starts, right=True) - 1
 
     def distance_bias(self, distance: Tensor) -> Tensor:

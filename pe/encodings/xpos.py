@@ -40,7 +40,7 @@ Table = tuple[Tensor, Tensor]
 
 @torch.library.custom_op("pe::powers", mutates_args=())
 def powers(offset: Tensor, rate: Tensor, dtype: torch.dtype) -> Tensor:
-    """exp(offset x rate), computed in float64: (..., T) and (F,) -> (..., T, F).
+    """Return exp(offset x rate), computed in float64: (..., T) and (F,) -> (..., T, F).
 
     One opaque operator for torch.compile, as `cos_sin` is.
     """
@@ -58,7 +58,7 @@ def _times(phase: Table, factor: Tensor) -> Table:
 
 
 def _span(spans: Tensor, length: int, width: int) -> int:
-    """The largest number of positions from a row's first to its last, or a bound of it."""
+    """Return the largest number of positions from a row's first to its last, or a bound of it."""
     if not spans.numel():
         return 1
     if not torch.compiler.is_compiling():
@@ -107,7 +107,7 @@ class XPos(RoPE):
         return super().exact_buffers() | {"rate": zeta.log() / self.scale_base}
 
     def chunk(self, dtype: torch.dtype) -> int:
-        """Number of positions that one centre serves."""
+        """Return the number of positions that one centre serves."""
         fastest = math.log((1 + self.gamma) / self.gamma) / self.scale_base
         return max(int(ROOM.get(dtype, ROOM_ELSE) / fastest), 1)
 

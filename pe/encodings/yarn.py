@@ -22,23 +22,22 @@ import torch
 from torch import Tensor
 
 from pe.encodings.core.checks import UNSET, at_least, positive
-from pe.encodings.core.extension import Variant
 from pe.encodings.core.frequencies import Frequencies, FrequencyTransform
-from pe.encodings.core.registry import register
+from pe.encodings.core.registry import Variant, register
 
 
 def rotations_index(rotations: float, dim: int, theta: float, original_length: int) -> float:
-    """r: the fractional index of the frequency that rotates this often in L0 tokens."""
+    """Return r, the fractional index of the frequency that rotates this often in L0 tokens."""
     return dim * math.log(original_length / (rotations * 2 * math.pi)) / (2 * math.log(theta))
 
 
 def magnitude(factor: float, weight: float = 1.0) -> float:
-    """m = 0.1 weight ln s + 1, and 1 for s <= 1; the paper writes sqrt(1/t)."""
+    """Return m = 0.1 weight ln s + 1, and 1 for s <= 1; the paper writes sqrt(1/t)."""
     return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 
 def magnitudes(factors: Tensor, weight: float = 1.0) -> Tensor:
-    """`magnitude` of each factor, of the same shape."""
+    """Return the `magnitude` of each factor, of the same shape."""
     return 0.1 * weight * factors.clamp(min=1).log() + 1.0
 
 
@@ -119,7 +118,7 @@ class YaRN(FrequencyTransform):
             self.magnitude = above / below
 
     def ramp_bounds(self, dim: int, theta: float) -> tuple[float, float]:
-        """(low, high): frequencies up to low are kept, those from high on are divided by s."""
+        """Return low and high: frequencies up to low are kept, those from high on divided by s."""
         low = rotations_index(self.beta_fast, dim, theta, self.original_length)
         high = rotations_index(self.beta_slow, dim, theta, self.original_length)
         if self.truncate:
@@ -145,7 +144,7 @@ class YaRN(FrequencyTransform):
         return frequencies._replace(inv_freq=slowed, magnitude=magnitude * m)
 
     def extension(self, length: Tensor | None, like: Tensor) -> tuple[Tensor, float | Tensor]:
-        """s and m for these lengths; s is (), (B, 1) or (B, T, 1), and m a number or as s."""
+        """Return s, which is (), (B, 1) or (B, T, 1), and m, a number or of the shape of s."""
         if not self.length_dependent:
             return like.new_full((), self.factor), self.magnitude
         if length is None:

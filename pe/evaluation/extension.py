@@ -14,8 +14,7 @@ from typing import Any
 
 from pe.data.needles import DEPTHS
 from pe.encodings import extension_methods
-from pe.encodings.core.extending import extension_method
-from pe.encodings.core.extension import Rotary
+from pe.encodings.core.extension import Rotary, extension_method
 from pe.encodings.rope import RoPE
 from pe.evaluation.factors import FACTORS, LENGTH, Cell, Factor, cells, refuse_unused_options
 from pe.evaluation.load import complete_record, holder, load_model

@@ -57,7 +57,7 @@ def cells(methods: Sequence[str], factors: Sequence[Factor]) -> list[Cell]:
     Raises:
         ValueError: a method is unknown, a factor is none, or one of them is not in a list.
     """
-    from pe.encodings.core.extending import extension_method  # imports torch
+    from pe.encodings.core.extension import extension_method  # imports torch
 
     for name, value in (("methods", methods), ("factors", factors)):
         if isinstance(value, str | int | float):

@@ -34,7 +34,7 @@ PALE = (0, (4, 1.6))
 
 
 def _look(method: str) -> dict[str, Any]:
-    from pe.encodings.core.extending import extension_method  # brings torch
+    from pe.encodings.core.extension import extension_method  # brings torch
     from pe.encodings.core.spec import is_sum, parse
 
     spec = extension_method(method).spec

@@ -1,7 +1,7 @@
 """The cache of a layer with a window or a chunk, which keeps only keys that can still be seen.
 
 A key that the window or the chunk hides from the newest query stays hidden from all later queries,
-so it can be dropped. `Encoding.narrow` says what the newest query sees.
+so it can be dropped. `Encoding.narrow` determines what the newest query sees.
 """
 
 from __future__ import annotations

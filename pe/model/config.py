@@ -286,7 +286,7 @@ class PEConfig(PreTrainedConfig):
         }
 
 
-FIELDS = tuple(name for name in inspect.signature(PEConfig.__init__).parameters)[1:-1]
+FIELDS = tuple(inspect.signature(PEConfig.__init__).parameters)[1:-1]
 HINTS = typing.get_type_hints(PEConfig.__init__)
 SIZES = (
     "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",

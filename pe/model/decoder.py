@@ -13,7 +13,7 @@ run's checkpoint loads with ``AutoModelForCausalLM.from_pretrained``. The layers
 from __future__ import annotations
 
 import inspect
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -34,11 +34,11 @@ from pe.attention.choose import bounded, spans_for
 from pe.attention.documents import document_lengths
 from pe.attention.masks import documents_of, padding_of, positions_of, visible, whole_numbers
 from pe.attention.spans import Bounded, Spans, counted_within
-from pe.encodings import Encoding, Prepared, layer_encodings
+from pe.encodings import Encoding, layer_encodings
 from pe.encodings.core.base import Lengths, tightest
 from pe.model.cache import WindowLayer, window_layer
 from pe.model.config import PEConfig
-from pe.model.layers import Block
+from pe.model.layers import Block, LayerInputs
 from pe.model.loss import IGNORE, summed_loss
 
 # Releases of transformers 5 differ: the field is `past_key_values` or `cache`. Both are accepted.
@@ -50,19 +50,6 @@ IGNORED_ARGUMENTS = frozenset(
     {"cache_position", "return_dict", "output_hidden_states", "token_type_ids",
      "is_first_iteration"}
 )  # fmt: skip
-
-
-class LayerInputs(NamedTuple):
-    """The inputs of one call that all layers with the same encoding share."""
-
-    prepared: Prepared
-    """Positions of queries and keys, and tables computed from them."""
-    mask: Tensor | Spans | None
-    """(1 or B, 1, T, keys), True where a query sees a key, or spans for kernels; None: causal."""
-    temperature: Tensor | None
-    """The factor of the logits that `PEModel._temperature` returns."""
-    kept: Tensor | None
-    """(keys,), True at keys that later queries may see; None: all."""
 
 
 class PEPreTrainedModel(PreTrainedModel):
@@ -175,8 +162,8 @@ class PEModel(PEPreTrainedModel):
         if document_ids is not None and cache is not None:
             raise ValueError("document_ids cannot be combined with a cache; pass use_cache=False")
         document_ids = documents_of(document_ids, batch, length)
-        unmasked = padding is None and document_ids is None
-        plain = unmasked and position_ids is None and past == 0
+        counted = padding is None and position_ids is None
+        plain = counted and document_ids is None and past == 0
         spans: list[Spans | None] = [None] * len(self.encodings)
         if past == 0 and not output_attentions:
             spans = [
@@ -186,12 +173,13 @@ class PEModel(PEPreTrainedModel):
         mask = None
         if any(some is None for some in spans):
             mask = visible(length, past + length, x.device, padding, document_ids)
-        self._refuse_too_far(k_positions, plain)
+        self._refuse_too_far(k_positions, counted)
         lengths = {}
         if document_ids is not None and any(enc.length_dependent for enc in self.encodings):
             assert mask is not None
             lengths = {"lengths": document_lengths(mask, positions, k_positions)}
-        inputs: dict[int, LayerInputs] = {}  # by the index of the encoding
+        # By the index of the encoding, and which keys later queries may see; None: all.
+        inputs: dict[int, tuple[LayerInputs, Tensor | None]] = {}
         attentions = []
         for index, layer in enumerate(self.layers):
             number = self.encoding_of[index]
@@ -203,10 +191,10 @@ class PEModel(PEPreTrainedModel):
                     enc, positions, k_positions, mask, spans[number], held, x.dtype,
                     cache is not None, plain, lengths if enc.length_dependent else {},
                 )  # fmt: skip
-            prepared, layer_mask, temperature, kept = inputs[number]
+            shared, kept = inputs[number]
             if index == 0:
-                x = self.dropout(enc.embed(x, prepared.q_positions))
-            x, weights = layer(x, enc, prepared, layer_mask, cache, temperature, output_attentions)
+                x = self.dropout(enc.embed(x, shared.prepared.q_positions))
+            x, weights = layer(x, enc, shared, cache, output_attentions)
             attentions.append(weights)
             for window in windows:
                 window.hold(kept)  # type: ignore[arg-type]
@@ -322,8 +310,10 @@ class PEModel(PEPreTrainedModel):
         cached: bool,
         plain: bool,
         lengths: dict[str, Lengths],
-    ) -> LayerInputs:
+    ) -> tuple[LayerInputs, Tensor | None]:
         """Prepare what all layers with this encoding share.
+
+        The second result, (keys,), is True at the held keys that later queries may see; None: all.
 
         Args:
             positions, k_positions: (T,) or (B, T), of the new tokens and of all keys.
@@ -355,13 +345,13 @@ class PEModel(PEPreTrainedModel):
             prepared.q_positions, k_positions if rotated else prepared.k_positions,
             prepared.tables, counted,
         )  # fmt: skip
+        if spans is not None:  # there is no length temperature then (`_spans`)
+            return LayerInputs(prepared, spans, None), kept
         if mask is None:
-            past, known = k_positions.shape[-1] - positions.shape[-1], k_positions.shape[-1]
-            count = torch.arange(past, known, device=positions.device)[None, None] + 1
+            count = torch.arange(known - length, known, device=positions.device)[None, None] + 1
         else:
             count = mask.sum(-1)
-        temperature = self._temperature(count)  # None where there are spans (`_spans`)
-        return LayerInputs(prepared, mask if spans is None else spans, temperature, kept)
+        return LayerInputs(prepared, mask, self._temperature(count)), kept
 
     def _temperature(self, seen: Tensor) -> Tensor | None:
         """Return the factor of each query's logits, given how many tokens it sees; (1 or B, 1, T).
@@ -432,6 +422,8 @@ class PEForCausalLM(PEPreTrainedModel, GenerationMixin):
             use_cache: None: only if decoding can continue from this call.
             inputs: other arguments of `PEModel.forward`.
         """
+        if labels is not None and shift_labels is not None:
+            raise ValueError("labels and shift_labels are the same targets; give one of the two")
         if use_cache is None:
             uncached = labels, shift_labels, inputs.get("position_ids"), inputs.get("document_ids")
             continues = not self.training and all(x is None for x in uncached)

@@ -8,6 +8,7 @@ heads, D head_dim.
 """
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +23,18 @@ from pe.attention.dense import attention_weights
 from pe.attention.spans import Spans
 from pe.encodings import Encoding, Prepared
 from pe.model.config import PEConfig
+
+
+class LayerInputs(NamedTuple):
+    """The inputs of one call that all layers with the same encoding share."""
+
+    prepared: Prepared
+    """What the encoding's `prepare` computed from the positions."""
+    mask: Tensor | Spans | None
+    """(1 or B, 1, T, past + T), True where a query sees a key; None: causal. For some kernels spans
+    take its place, which contain the same information."""
+    temperature: Tensor | None
+    """The factor of the logits, broadcastable to (B, H, T); None: 1."""
 
 
 class Attention(nn.Module):
@@ -58,25 +71,21 @@ class Attention(nn.Module):
         self,
         x: Tensor,
         enc: Encoding,
-        prepared: Prepared,
-        mask: Tensor | Spans | None,
+        shared: LayerInputs,
         cache: Cache | None,
-        temperature: Tensor | None,
         output_attentions: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
         """Return the output (B, T, hidden), and the probabilities (B, H, T, past + T) or None.
 
         Args:
             x: (B, T, hidden), from which queries, keys and values are projected.
-            enc: the layer's encoding. prepared: what its `prepare` computed from the positions.
-            mask: (1 or B, 1, T, past + T), True where a query sees a key; None: causal. For some
-                kernels spans take its place, which contain the same information.
+            enc: the layer's encoding.
             cache: keys, values and the encoding's state of earlier tokens, to which those of these
                 tokens are added.
-            temperature: factor of the logits, broadcastable to (B, H, T); None: 1.
             output_attentions: also return probabilities. Only the dense backend computes them, so
                 it is used then.
         """
+        prepared, mask, temperature = shared
         backend = "dense" if output_attentions else self.backend
         q, k, v = torch.split(self.qkv_proj(x), self.widths, dim=-1)
         q, k = self._heads(self.joint_q_norm(q)), self._heads(self.joint_k_norm(k))
@@ -153,15 +162,11 @@ class Block(GradientCheckpointingLayer):
         self,
         x: Tensor,
         enc: Encoding,
-        prepared: Prepared,
-        mask: Tensor | Spans | None,
+        shared: LayerInputs,
         cache: Cache | None,
-        temperature: Tensor | None,
         output_attentions: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
         """Arguments and results are those of `Attention.forward`."""
-        out, weights = self.attention(
-            self.attention_norm(x), enc, prepared, mask, cache, temperature, output_attentions
-        )
+        out, weights = self.attention(self.attention_norm(x), enc, shared, cache, output_attentions)
         x = x + self.dropout(out)
         return x + self.dropout(self.mlp(self.mlp_norm(x))), weights

@@ -26,8 +26,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from pe._errors import PositionError
 from pe.attention import scaled
-from pe.attention.choose import bias_of, compute, spans_for
-from pe.attention.spans import Spans
+from pe.attention.choose import bias_of, compute, shown_keys
 from pe.encodings import Encoding, Prepared
 from pe.encodings.core.base import tightest
 
@@ -228,13 +227,7 @@ def attention(
     q_positions, k_positions, tables, counted = _where(pe_call, enc, query, key)
     # The host's own sink is unknown to the choice of a kernel.
     backend = None if s_aux is None else "sdpa"
-    shown: Tensor | Spans | None = attention_mask
-    if enc.hides:
-        length, known = query.shape[2], key.shape[2]
-        if attention_mask is None and length == known:
-            shown = spans_for(enc, query.device, query.dtype, query.shape[-1], length, backend)
-        if not isinstance(shown, Spans):
-            shown = enc.narrow(attention_mask, length, known, query.device)
+    shown = shown_keys(enc, query, key, attention_mask, backend)
     state = pe_call.state
     if state is not None:  # a window of the host has forgotten the keys before
         state = state[:, :, -key.shape[2] :]

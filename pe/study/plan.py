@@ -289,7 +289,7 @@ class _Seed:
 def _check_extension(task: Planned) -> None:
     """Raise ValueError if a method cannot extend the run, before that is trained."""
     from pe.encodings.core.change import changed_options
-    from pe.encodings.core.extending import extension_method
+    from pe.encodings.core.extension import extension_method
 
     assert task.zero_shot is not None, "made by _zero_shot"
     for method in task.zero_shot.methods:

@@ -13,6 +13,7 @@ else is a value.
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import torch
 import triton
@@ -187,32 +188,26 @@ def fits(up: Tensor) -> bool:
     return bool(blocks[0] * blocks[1] <= LARGEST)
 
 
-def solve(
-    start: Tensor, origin: Tensor, up: Tensor, down: Tensor, last: Tensor, end: int, steps: int,
-    activation: str,
-) -> Tensor:  # fmt: skip
+def solve(*arguments: Any) -> Tensor:
     """Compute `pe.encodings.core.clex_ode.solve`, by the kernel if U fits into its registers.
 
     Raises:
         RuntimeError: the self-check of the kernels fails on this device.
     """
-    arguments = start, origin, up, down, last, end, steps, activation
+    _, _, up, *_, activation = arguments
     if not fits(up):
         return clex_ode.solve_by_steps(*arguments)
     self_check(*up.shape, activation, up.device)
     return solve_by_kernel(*arguments)
 
 
-def gradient(
-    upstream: Tensor, start: Tensor, origin: Tensor, up: Tensor, down: Tensor, last: Tensor,
-    end: int, steps: int, activation: str,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+def gradient(*arguments: Any) -> tuple[Tensor, Tensor]:
     """Compute `pe.encodings.core.clex_ode.gradient`, by the kernel if U fits into its registers.
 
     Raises:
         RuntimeError: the self-check of the kernels fails on this device.
     """
-    arguments = upstream, start, origin, up, down, last, end, steps, activation
+    _, _, _, up, *_, activation = arguments
     if not fits(up):
         return clex_ode.gradient_by_steps(*arguments)
     self_check(*up.shape, activation, up.device)

@@ -1,4 +1,4 @@
-"""The laws by subject; importing this package defines them all, in the report's order."""
+"""The laws, one file per subject. Importing this package defines all, in the report's order."""
 
 import importlib
 

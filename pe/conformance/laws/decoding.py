@@ -1,4 +1,4 @@
-"""Causality, decoding through a cache, padding, and calls that follow each other."""
+"""Laws about causality, decoding with a cache, padding, and repeated calls."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _single_steps(n: int, longest: int) -> list[int]:
 def stepwise(
     model: PEForCausalLM, ids: Tensor, plan: list[int], mask: Tensor | None = None
 ) -> Tensor:
-    """Logits of all tokens, fed in chunks of these sizes through one cache."""
+    """Return the logits of all tokens, which are fed to one cache in chunks of these sizes."""
     from transformers import DynamicCache
 
     held, logits, start = DynamicCache(), [], 0
@@ -86,7 +86,7 @@ def stepwise(
 
 
 def _ends(plan: list[int], longest: int) -> list[int]:
-    """The ends of the chunks; what goes beyond the longest length is cut."""
+    """Return the ends of the chunks. Chunks are cut off at the length ``longest``."""
     ends: list[int] = []
     for size in plan:
         end = min((ends[-1] if ends else 0) + size, longest)
@@ -110,7 +110,7 @@ def padding(subject: Subject, measure: Measure) -> None:
 
 @torch.no_grad()
 def compare_with_alone(subject: Subject, measure: Measure, mask: Tensor, prompt: int) -> None:
-    """Rows with hidden tokens, all at once and decoded after a prompt, equal the visible alone."""
+    """Compare sequences with hidden tokens, whole and decoded, with their visible tokens alone."""
     model, ids, length = subject.cached_model, tokens(*mask.shape), mask.shape[1]
     steps = stepwise(model, ids, [prompt] + [1] * (length - prompt), mask.long())
     for end in range(prompt, length + 1):

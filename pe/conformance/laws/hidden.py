@@ -1,6 +1,6 @@
-"""Tokens that are hidden count nowhere: not between others, not in how long a document is.
+"""Laws about hidden tokens, which must not count, neither as distance nor as part of a document.
 
-In the model by its attention mask and its document ids, and in `pe.attend` by a mask.
+The attention mask or document ids hide tokens in a model, and a mask hides them in `pe.attend`.
 """
 
 import torch
@@ -30,7 +30,7 @@ def holes(subject: Subject, measure: Measure) -> None:
 
 
 def _hidden_in_attend(subject: Subject, measure: Measure, count: int) -> None:
-    """Check the same with a mask of keys, where hidden keys have any position."""
+    """Check the same in `pe.attend` with a mask. The positions of hidden keys must not matter."""
     length = count + 5
     shown = torch.tensor([i for i in range(length) if i not in (0, 2, 3, 5, length - 1)])
     case, positions = inputs(length), torch.zeros(length, dtype=torch.long)

@@ -1,4 +1,4 @@
-"""Types, rounding, loading and saving, and paths that compute the same function."""
+"""Laws about types, rounding, saving, and several ways to compute the same function."""
 
 import copy
 import tempfile
@@ -65,14 +65,14 @@ def cast(subject: Subject, measure: Measure) -> None:
     """After .to(bfloat16) or .half() results are rounded and constants are not."""
     for dtype in (torch.bfloat16, torch.float16):
         enc, positions = subject.build(), subject.reach(FAR)
-        with torch.no_grad():  # numbers that survive the cast: only constants are at stake
+        with torch.no_grad():  # parameters that the cast does not round, so only constants count
             for parameter in enc.parameters():
                 parameter.copy_(parameter.to(torch.bfloat16).to(torch.float16))
         case = inputs(len(positions)).to(dtype)
         before = hooks(enc, case.to(torch.float32), positions)
         logits = scores(enc, case.to(torch.float32), positions)
         after = hooks(enc.to(dtype), case, positions)
-        if after["keys"].shape != before["keys"].shape:  # it spreads keys by the type's range
+        if after["keys"].shape != before["keys"].shape:  # the width depends on the type (xPos)
             for results in (before, after):
                 del results["queries"], results["keys"]
             rounded = scores(enc, case, positions)
@@ -81,7 +81,7 @@ def cast(subject: Subject, measure: Measure) -> None:
             got = after[name]
             if name in ("bias", "key state") and got.dtype != torch.float32:
                 raise Broken(f"{name}: {got.dtype} after .to({dtype}), expected float32")
-            # Rounding a result to 8 bits; what stays float32 is not rounded at all.
+            # A result in 16 bits is rounded, and one in float32 is not.
             atol, rtol = (1e-5, 1e-5) if got.dtype == torch.float32 else (8e-3, 1e-2)
             measure.close(f"{name}, {dtype}", got.float(), value.float(), atol, rtol)
 
@@ -141,7 +141,7 @@ def form(subject: Subject, measure: Measure) -> None:
     if not enc.biased or not enc.has_form:
         raise NotApplicable("it has no bias, or only a matrix")
     if enc.random:
-        raise NotApplicable("its tokens do not stand where they are counted")
+        raise NotApplicable("positions are drawn in each call")
     case, positions = inputs(length), torch.arange(length)
     state = enc.key_state(case.x)
     want = enc.bias(case.q, case.k, positions, positions, state)
@@ -152,7 +152,7 @@ def form(subject: Subject, measure: Measure) -> None:
     got, want = (
         (x - x.diagonal(dim1=-2, dim2=-1)[..., None]).masked_fill(~seen, 0.0) for x in (got, want)
     )
-    # FIRE is read between knots; what that may cost is shown in pe.encodings.core.forms.
+    # FIRE's spec is interpolated; pe.encodings.core.forms.fire gives the error.
     measure.close("bias", got, want, 2e-4, 1e-4)
 
 

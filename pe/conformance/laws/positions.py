@@ -1,4 +1,4 @@
-"""What shifted positions change, and which positions are refused."""
+"""Laws about shifted positions and about positions that must be refused."""
 
 import itertools
 
@@ -20,7 +20,7 @@ def shift(subject: Subject, measure: Measure) -> None:
         raise NotApplicable("absolute")
     enc, case = subject.build().double(), inputs(len(POSITIONS) + 1).to(torch.float64)
     reach = subject.reach(POSITIONS)
-    # What depends on the length sees the largest position, so that one stays where it is.
+    # Length-dependent encodings read the largest position, so that one is not shifted.
     last = torch.tensor([FARTHEST]) if enc.length_dependent else torch.tensor([]).long()
 
     def at(positions: torch.Tensor) -> torch.Tensor:
@@ -42,7 +42,7 @@ def change(subject: Subject, measure: Measure) -> None:
     if subject.enc.random:
         raise NotApplicable("positions are drawn, and only their order is kept")
     enc = subject.build().double()
-    # The first few alone as well: a sequence of 300 tokens is long before it is shifted.
+    # The first positions are also tried alone: a sequence of 300 tokens exceeds L unshifted.
     for amount, count in itertools.product((1, 17, 511, 90_001), (len(POSITIONS), 3)):
         positions = subject.reach(POSITIONS[:count])
         positions = positions[: len(subject.reach((positions + amount).tolist()))]

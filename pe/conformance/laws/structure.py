@@ -1,4 +1,4 @@
-"""Shapes, axes, heads, sequences of a batch, and sums of encodings."""
+"""Laws about shapes, heads, the sequences of a batch, and sums of encodings."""
 
 from typing import Any
 
@@ -68,10 +68,10 @@ def heads(subject: Subject, measure: Measure) -> None:
         mixed.q[:, mine], mixed.k[:, g] = case.q[:, mine], case.k[:, g]
         measure.close(f"key head {g}, others changed", scores(enc, mixed, positions)[:, mine],
                       here[:, mine], 1e-5, 1e-5)  # fmt: skip
-    # All heads with the content of the first: does the encoding do the same to all?
+    # If all heads with the content of the first give equal logits, heads may be exchanged.
     twins = case._replace(q=case.q[:, :1].expand_as(case.q), k=case.k[:, :1].expand_as(case.k))
     answers = scores(enc, twins, positions)
-    if torch.allclose(answers, answers[:, :1].expand_as(answers), atol=1e-6):  # equal heads
+    if torch.allclose(answers, answers[:, :1].expand_as(answers), atol=1e-6):
         order = torch.arange(keys).flip(0)
         queries = torch.arange(SIZES["num_heads"]).view(keys, group)[order].flatten()
         moved = case._replace(q=case.q[:, queries], k=case.k[:, order])
@@ -138,7 +138,7 @@ def base(subject: Subject, measure: Measure) -> None:
         extended = _without(subject, name)
         for option in (o for o in NEUTRAL if takes(part, o)):
             tried += 1
-            # Its other options are left at their defaults: one may ask for something at factor 1.
+            # Other options keep their defaults, because one may have an effect at factor 1.
             neutral = Subject(subject.spec, extended.options | {option: NEUTRAL[option]}).enc
             measure.close(f"{name} with {option}={NEUTRAL[option]}",
                           scores(neutral, case, positions),
@@ -148,11 +148,11 @@ def base(subject: Subject, measure: Measure) -> None:
 
 
 def _without(subject: Subject, name: str) -> Subject:
-    """The spec without one transform, and without the options that only it took."""
+    """Return the subject without one transform and without the options that only it has."""
     kept = [n for n in subject.spec.split("+") if n.strip() != name]
     rotary = kept and any(takes(c, "transforms") for c in part_classes("+".join(kept)).values())
     if not rotary:
-        kept.insert(0, "rope")  # which the transform had implied
+        kept.insert(0, "rope")  # which the transform had added
     spec = "+".join(kept)
     options = {key: v for key, v in subject.options.items() if takes_option(spec, key)}
     return Subject(spec, options | {"original_length": subject.length})
@@ -171,7 +171,7 @@ def composition(subject: Subject, measure: Measure) -> None:
         raise NotApplicable("has both parts already")
     for partner in partners:
         spec = f"{subject.spec}+{partner}"
-        # An option that both take goes to both, and need not mean the same: left at its default.
+        # An option of both parts keeps its default, because it may mean something else in each.
         own = {k: v for k, v in subject.options.items() if not takes(lookup(partner), k)}
         alone, other = Subject(subject.spec, own), Subject(partner)
         try:
@@ -195,17 +195,17 @@ def composition(subject: Subject, measure: Measure) -> None:
 
 
 def _added(alone: Encoding, other: Encoding, case: Inputs, positions: Tensor) -> Tensor:
-    """Logits of the sum, by hand: those of the part that rotates, with the other's hooks on top."""
+    """Return the logits of a sum: those of the rotating part, with the other's bias and scale."""
     first, second = (other, alone) if other.rotates else (alone, other)
     bias = second.bias(case.q, case.k, positions, positions, second.key_state(case.x))
     factor = second.logit_scale(positions)
     logits = scores(first, case, positions)
-    if factor is not None:  # RoPE, the first, has no term that must not be multiplied
+    if factor is not None:  # the first part is RoPE then, which has no bias
         logits = logits * factor[..., None]
     return logits if bias is None else logits + bias.tril()
 
 
 def _inside(alone: Encoding) -> dict[str, Tensor]:
-    """Its learned numbers under the names that they have in a sum that begins with it."""
+    """Return the state of an encoding under the names that it has as first part of a sum."""
     state = alone.state_dict()
     return state if isinstance(alone, Composite) else {f"parts.0.{k}": v for k, v in state.items()}

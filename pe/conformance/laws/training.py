@@ -1,4 +1,4 @@
-"""Gradients are finite at any size of queries and keys, and those of the formula."""
+"""Laws about gradients: they are finite, reach all parameters, and agree with differences."""
 
 from collections.abc import Container, Iterator
 from typing import NamedTuple
@@ -22,7 +22,7 @@ from pe.encodings import Encoding
 
 
 class Step(NamedTuple):
-    """The width of a finite difference, and the error that it may have."""
+    """The width of a finite difference, and the tolerances of the slope that it gives."""
 
     width: float
     error: float
@@ -62,10 +62,10 @@ def formula(subject: Subject, measure: Measure) -> None:
     """Gradients agree with finite differences."""
     refusals: dict[str, tuple[Broken, Measure]] = {}
     agreeing: set[str] = set()
-    # A learned number may begin on the bound of its range, and is right on one side only. What
-    # computes in float32 throughout, as it may, shows a slope over a wide step only, and a wide
-    # step along a learned frequency rotates far positions by many radians. So each input has to
-    # agree in one of these cases.
+    # Each input has to agree in one of several cases. A parameter that begins on the bound of its
+    # range has the right slope on one side only. An encoding that computes in float32 throughout,
+    # which is allowed, has a measurable slope over a wide step only. But a wide step along a
+    # learned frequency rotates far positions by many radians.
     for step in STEPS:
         for side in (1.0, -1.0):
             enc = nudged(subject.build(), side=side).double().train()
@@ -77,22 +77,21 @@ def formula(subject: Subject, measure: Measure) -> None:
                     refusals.setdefault(name, (broken, compared))
                 else:
                     agreeing.add(name)
-                    measure.keep_worse(compared)
+                    measure.keep_worse(compared.error, compared.allowed)
             if agreeing.issuperset(refusals):
                 return
     refusal, compared = next(refusals[name] for name in refusals if name not in agreeing)
-    measure.reset()
-    measure.keep_worse(compared)
+    measure.error, measure.allowed = compared.error, compared.allowed
     raise refusal
 
 
 def _slopes(
     enc: Encoding, positions: Tensor, step: Step, without: Container[str]
 ) -> Iterator[tuple[str, tuple[Tensor, Tensor, float, float]]]:
-    """The slope along a random direction of each input, by autograd and by two evaluations.
+    """Yield the slope along a random direction of each input, by autograd and by a difference.
 
-    Yields names with the arguments of `Measure.close` besides the name; inputs in ``without`` are
-    left out.
+    Each item is the name of an input and the other arguments of `Measure.close`. Inputs in
+    ``without`` are left out.
     """
     case = inputs(len(positions), batch=1).to(torch.float64)
 

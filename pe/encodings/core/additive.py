@@ -29,7 +29,7 @@ class Additive(Encoding):
         self.token_scale = math.sqrt(hidden_size) if scale_embeddings else 1.0
 
     def rows(self, positions: Tensor, dtype: torch.dtype) -> Tensor:
-        """P: positions (..., T) -> (..., T, hidden) in ``dtype``, which is float32 or float64."""
+        """Return P at positions (..., T), (..., T, hidden), in ``dtype``, float32 or float64."""
         raise NotImplementedError
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:

@@ -4,7 +4,7 @@
     rotate       changes queries and keys, in each layer
     bias         is added to the attention logits, in each layer
     logit_scale  multiplies the attention logits, one factor per query
-    shows        tells which keys a query sees, in each layer (`narrow`)
+    shows        decides which keys a query sees, in each layer (`narrow`)
     sink_logit   is one more logit in the softmax, in each layer
 
 Other hooks support these. `prepare` computes what depends on positions alone, once for all layers
@@ -60,7 +60,7 @@ def refuse_positions(name: str, positions: Tensor, batch: int | None, tokens: in
 
 
 def tightest(parts: Iterable[Any]) -> tuple[int | None, str]:
-    """The smallest `max_positions` of encodings or transforms, and the name of that part."""
+    """Return the smallest `max_positions` of encodings or transforms, and the name of that part."""
     limits = [
         (p.max_positions, getattr(p, "limited_by", "") or p.name or type(p).__name__)
         for p in parts
@@ -129,9 +129,10 @@ class Encoding(nn.Module):
         return not (self.random and self.embeds)
 
     def refuse_too_far(self, positions: Tensor) -> None:
-        """Raise PositionError if a position is not below `max_positions`. Checks on the CPU only.
+        """Raise PositionError if a position is not below `max_positions`.
 
-        On a GPU the check would wait for the device; there the model checks once for all encodings.
+        On a GPU nothing is checked, because the check would wait for the device. There the model
+        checks once for all encodings.
         """
         limit, name = tightest([self])
         if limit is None or positions.device.type != "cpu" or torch.compiler.is_compiling():
@@ -197,13 +198,15 @@ class Encoding(nn.Module):
         return Prepared(q_positions, k_positions)
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
-        """Token embeddings (B, T, hidden) and positions -> (B, T, hidden)."""
+        """Return the token embeddings (B, T, hidden) with the encoding, of the same shape."""
         return x
 
     def rotate(
         self, q: Tensor, k: Tensor, q_positions: Tensor, k_positions: Tensor, tables: Any = None
     ) -> tuple[Tensor, Tensor]:
-        """Queries (B, H, Tq, D) and keys (B, K, Tk, D) -> those whose dot products are the logits.
+        """Return the queries and keys whose dot products are the logits.
+
+        ``q`` is (B, H, Tq, D) and ``k`` is (B, K, Tk, D).
 
         The results may be wider than D; the logits are still divided by sqrt(D). ``tables`` are
         those that `prepare` returned for these positions; None computes them here.
@@ -211,7 +214,10 @@ class Encoding(nn.Module):
         return q, k
 
     def key_state(self, x: Tensor) -> Tensor | None:
-        """Layer input (B, T, hidden) -> (B, H, T, S) float32 to cache beside the keys, or None."""
+        """Return what a bias needs of each token besides its key, (B, H, T, S) float32, or None.
+
+        It is computed from the layer's input ``x``, (B, T, hidden), and cached beside the keys.
+        """
         return None
 
     def bias(
@@ -222,13 +228,13 @@ class Encoding(nn.Module):
         k_positions: Tensor,
         state: Tensor | None = None,
     ) -> Tensor | None:
-        """Term to add to the scaled logits, float32, broadcastable to (B, H, Tq, Tk), or None.
+        """Return the term to add to the scaled logits, or None.
 
-        It is meant for causal attention. The queries belong to the last Tq keys, and the caller
-        masks the keys ahead of each query, whose values have no meaning. ``q`` and ``k`` are not
-        rotated. For a `content_dependent` encoding ``q`` contains the model's own factors of the
-        logits, so that the logits are q k / sqrt(D). ``state`` is the result of `key_state` for all
-        keys, (B, H, Tk, S).
+        It is float32 and broadcastable to (B, H, Tq, Tk). It is meant for causal attention: the
+        queries belong to the last Tq keys, and the caller masks the keys ahead of each query, whose
+        values have no meaning. ``q`` and ``k`` are not rotated. For a `content_dependent` encoding
+        ``q`` contains the model's own factors of the logits, so that the logits are q k / sqrt(D).
+        ``state`` is the result of `key_state` for all keys, (B, H, Tk, S).
         """
         return None
 
@@ -241,7 +247,7 @@ class Encoding(nn.Module):
         state: Tensor | None,
         mask: Tensor,
     ) -> Tensor | None:
-        """`bias` under a mask that is more than causal.
+        """Return the `bias` under a mask that is more than causal.
 
         ``mask``, (1 or B, 1 or H, Tq, Tk), is True at the keys that a query sees. Override this if
         the bias of a key depends on the keys between it and the query, because hidden keys must
@@ -260,7 +266,7 @@ class Encoding(nn.Module):
         return not self.biased or type(self).bias_form is not Encoding.bias_form
 
     def bias_form(self, length: int, device: torch.device, state: Tensor | None) -> Form:
-        """The bias spec for kernels, for tokens at positions 0 .. ``length`` - 1.
+        """Return the bias spec for kernels, for tokens at positions 0 .. ``length`` - 1.
 
         It must give the same values as `bias`. Override it if the bias follows from less than a
         matrix, so that kernels never store the matrix (`pe.encodings.core.forms`).
@@ -270,11 +276,11 @@ class Encoding(nn.Module):
         return Form()
 
     def logit_scale(self, q_positions: Tensor) -> Tensor | None:
-        """Factor of the logits besides 1/sqrt(D), broadcastable to (B, H, Tq); None is 1."""
+        """Return a factor of the logits besides 1/sqrt(D), broadcastable to (B, H, Tq); None: 1."""
         return None
 
     def shows(self, key: Tensor, query: Tensor) -> Tensor:
-        """Whether a query sees a key, boolean, broadcastable to (B, H, Tq, Tk).
+        """Return whether a query sees a key, boolean, broadcastable to (B, H, Tq, Tk).
 
         ``key`` and ``query`` are the numbers of the key and of the query's token, counted from 0
         among the tokens that the query may see at all. Called if `hides` or `keeps` is set.
@@ -282,7 +288,7 @@ class Encoding(nn.Module):
         raise NotImplementedError(f"{type(self).__name__} hides or keeps keys and has no shows")
 
     def narrow(self, mask: Tensor | None, length: int, known: int, device: torch.device) -> Tensor:
-        """The mask of visible keys, (1 or B, 1 or H, ``length``, ``known``), True at visible keys.
+        """Return the mask (1 or B, 1 or H, ``length``, ``known``), True at visible keys.
 
         Args:
             mask: the mask without this encoding, of the same shape. None is a causal mask whose
@@ -296,14 +302,14 @@ class Encoding(nn.Module):
         return self.shows(count - 1, count[..., -1:] - 1) & mask
 
     def sink_logit(self) -> Tensor | None:
-        """One more logit per query, as of a key without a value: float32 (H,), or None."""
+        """Return one more logit per query, as of a key without a value: float32 (H,), or None."""
         return None
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
         """Draw the learned parameters again. The base class has none."""
 
     def exact_buffers(self) -> dict[str, Tensor]:
-        """Constants, on the CPU, that must survive ``.to(bfloat16)`` and the meta device.
+        """Return constants, on the CPU, that must survive ``.to(bfloat16)`` and the meta device.
 
         `register_exact_buffers` registers them. They are computed again whenever the module is
         moved or cast, so they are never rounded and never uninitialised.

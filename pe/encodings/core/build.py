@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pe.encodings.core.base import Encoding
-from pe.encodings.core.combining import by_kind
 from pe.encodings.core.composite import Composite
 from pe.encodings.core.key_range import HasKeyRange, Narrowed
 from pe.encodings.core.options import (
@@ -20,7 +19,7 @@ from pe.encodings.core.options import (
     refuse_unknown_options,
     takes,
 )
-from pe.encodings.core.parts import layer_classes, part_classes, placed
+from pe.encodings.core.parts import by_kind, layer_classes, part_classes, placed
 from pe.encodings.core.registry import Part
 from pe.encodings.core.spec import LayerSpec, PartSpec, joined, layer_specs, parse
 
@@ -109,7 +108,7 @@ def _is_whole(value: object) -> bool:
 
 
 def sum_class(parts: Iterable[type]) -> type[Composite]:
-    """The class of a sum of these encodings.
+    """Return the class of a sum of these encodings.
 
     It is `Narrowed` if one of them hides keys and another scales logits, because the scale depends
     on the number of visible keys.
@@ -121,7 +120,7 @@ def sum_class(parts: Iterable[type]) -> type[Composite]:
 
 
 def layer_encodings(spec: str, num_layers: int, **arguments: Any) -> list[Encoding]:
-    """The encoding of each layer of a model, or a single one that all layers share.
+    """Return the encoding of each layer of a model, or a single one that all layers share.
 
     ``arguments`` are those of `encoding`. Layers with the same spec share the parts that are not
     per layer: these are built for the first such layer, and the other layers get the same objects.

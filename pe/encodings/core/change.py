@@ -20,7 +20,7 @@ def changed_options(
     given: Mapping[str, Any],
     length: int | None = None,
 ) -> dict[str, Any]:
-    """Options of ``after`` for a model that was trained with ``before``.
+    """Return the options of ``after`` for a model that was trained with ``before``.
 
     Args:
         before: the spec of the model's encoding, and ``options`` its options.
@@ -49,7 +49,7 @@ def changed_options(
 def _old_options(
     before: str, options: Mapping[str, Any], after: str, replaced: set[str]
 ) -> dict[str, Any]:
-    """The options of a model, including those that its spec states.
+    """Return the options of a model, including those that its spec states.
 
     Raises:
         ValueError: layers have different values of an option that ``after`` keeps.
@@ -68,7 +68,7 @@ def _old_options(
 
 
 def _carries(option: str, old: Mapping[str, Part], name: str, part: Part) -> bool:
-    """Whether a part of the new encoding keeps this option of the old one."""
+    """Return whether a part of the new encoding keeps this option of the old one."""
     if option == "original_length":  # belongs to the model, not to its encoding
         return takes(part, option)
     rotates = getattr(part, "rotates", False)

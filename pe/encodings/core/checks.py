@@ -42,7 +42,7 @@ def choice(name: str, value: str, choices: Iterable[str]) -> str:
 
 
 def rotary_width(head_dim: int, fraction: float, even: bool = True) -> int:
-    """The number of channels that rotate: ``fraction`` of ``head_dim``, rounded down.
+    """Return the number of channels that rotate: ``fraction`` of ``head_dim``, rounded down.
 
     With ``even``, it is rounded down to an even number.
 

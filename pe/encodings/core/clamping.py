@@ -1,4 +1,4 @@
-"""Clamping of learned numbers that lets them return from the bound."""
+"""Clamping of parameters, with a gradient that can lead them back from the bound."""
 
 from typing import Any
 

@@ -28,7 +28,7 @@ Field = Callable[[Tensor, float], Tensor]
 
 
 def field(origin: Tensor, up: Tensor, down: Tensor, name: str) -> Field:
-    """The function v(z, t) = dz/dt."""
+    """Return the function v(z, t) = dz/dt."""
     pairs = len(origin)
     a = 2 * torch.arange(pairs, dtype=origin.dtype, device=origin.device) / (pairs - 1)
 
@@ -40,7 +40,7 @@ def field(origin: Tensor, up: Tensor, down: Tensor, name: str) -> Field:
 
 
 def step(v: Field, z: Tensor, t: float, h: float) -> Tensor:
-    """z(t + h) from z = z(t), by the 3/8 rule."""
+    """Return z(t + h), given z = z(t), by the 3/8 rule."""
     k1 = v(z, t)
     k2 = v(z + h / 3 * k1, t + h / 3)
     k3 = v(z + h * (k2 - k1 / 3), t + 2 * h / 3)
@@ -52,7 +52,7 @@ def solve_by_steps(
     start: Tensor, origin: Tensor, up: Tensor, down: Tensor, last: Tensor, end: int, steps: int,
     activation: str,
 ) -> Tensor:  # fmt: skip
-    """z at t = 1, 2 .. ``end``, (end, F), from z(1) = ``start``.
+    """Return z at t = 1, 2 .. ``end``, (end, F), given z(1) = ``start``.
 
     ``last``, an integer of shape (), is the largest t that is used; later rows repeat its row.
     ``steps`` is the number of steps per unit of t.
@@ -69,7 +69,7 @@ def gradient_by_steps(
     upstream: Tensor, start: Tensor, origin: Tensor, up: Tensor, down: Tensor, last: Tensor,
     end: int, steps: int, activation: str,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """The gradients of U and D from ``upstream``, the gradient of the solution (end, F)."""
+    """Return the gradients of U and D from ``upstream``, the gradient of the solution (end, F)."""
 
     def solution(up: Tensor, down: Tensor) -> Tensor:
         return solve_by_steps(start, origin, up, down, last, end, steps, activation)

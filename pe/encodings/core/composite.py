@@ -17,7 +17,7 @@ ANY = ("length_dependent", "content_dependent", "random", "per_layer", "rotates"
 def combined(
     operation: Callable[[Tensor, Tensor], Tensor], terms: Iterable[Tensor | None]
 ) -> Tensor | None:
-    """The terms that are not None, added or multiplied; None if there are none."""
+    """Return the terms that are not None, added or multiplied; None if there are none."""
     present = [term for term in terms if term is not None]
     return functools.reduce(operation, present) if present else None
 
@@ -122,7 +122,7 @@ class Composite(Encoding):
         )
 
     def _states(self, state: Tensor | None) -> Iterator[tuple[Encoding, Tensor | None]]:
-        """Each part with its share of the key state."""
+        """Yield each part with its share of the key state."""
         for part in self._all:
             own = None
             if state is not None and part.state_size:
@@ -154,7 +154,7 @@ class Composite(Encoding):
         return combined(torch.mul, (part.logit_scale(q_positions) for part in self._all))
 
     def shows(self, key: Tensor, query: Tensor) -> Tensor:
-        """Keys that no part hides or that one part keeps."""
+        """Return which keys are visible: those that no part hides or that one part keeps."""
         left = [part.shows(key, query) for part in self._all if part.hides]
         kept = [part.shows(key, query) for part in self._all if part.keeps]
         return functools.reduce(torch.logical_or, kept, functools.reduce(torch.logical_and, left))

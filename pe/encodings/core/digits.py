@@ -19,7 +19,7 @@ LARGEST = torch.iinfo(torch.int64).max
 
 @torch.library.custom_op("pe::digits", mutates_args=())
 def digits(positions: Tensor, powers: Tensor, base: int) -> Tensor:
-    """Positions (...) and powers of the base (n,) -> digits (..., n), one per power.
+    """Return the digits (..., n) of positions (...), one for each of the powers (n,) of the base.
 
     It is an opaque operator because torch.compile's vectorised CPU code pads its last vector with
     zeros and fails when it divides by them.

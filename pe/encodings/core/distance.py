@@ -14,7 +14,9 @@ from pe.encodings.core.forms import Form, by_distance
 
 
 def distances(q_positions: Tensor, k_positions: Tensor) -> Tensor:
-    """The distance from each query back to each key: (Tq, Tk), or (B, Tq, Tk) if either has rows.
+    """Return the distance from each query back to each key.
+
+    It is (Tq, Tk), or (B, Tq, Tk) if the positions of either are (B, T).
 
     Keys ahead of a query are masked in a decoder. They get distance 0, which keeps biases finite.
     """
@@ -22,7 +24,7 @@ def distances(q_positions: Tensor, k_positions: Tensor) -> Tensor:
 
 
 def at_least_float32(parameter: Tensor) -> Tensor:
-    """The parameter in float32, or in its dtype if that is wider."""
+    """Return the parameter in float32, or in its dtype if that is wider."""
     return parameter.to(torch.promote_types(parameter.dtype, torch.float32))
 
 
@@ -30,7 +32,7 @@ class DistanceBias(Encoding):
     """A bias of the distance. Subclasses override `distance_bias`."""
 
     def distance_bias(self, distance: Tensor) -> Tensor:
-        """Integer distances (...) of any shape -> biases (H, ...), float32 or float64."""
+        """Return the biases (H, ...) of integer distances (...), in float32 or float64."""
         raise NotImplementedError
 
     constant_beyond: int | None = None
@@ -48,7 +50,7 @@ class DistanceBias(Encoding):
         k_positions: Tensor,
         state: Tensor | None = None,
     ) -> Tensor:
-        """The bias, (1 or B, H, Tq, Tk); float64 if the queries are, otherwise float32."""
+        """Return the bias, (1 or B, H, Tq, Tk); float64 if the queries are, otherwise float32."""
         self.refuse_misfit(q, k, q_positions)
         dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
         with torch.autocast(q.device.type, enabled=False):
@@ -56,7 +58,7 @@ class DistanceBias(Encoding):
         return values[None] if values.dim() == 3 else values.transpose(0, 1)
 
     def _matrix(self, distance: Tensor, dtype: torch.dtype) -> Tensor:
-        """The biases of all distances, (H, ...), in ``dtype``.
+        """Return the biases of all distances, (H, ...), in ``dtype``.
 
         On the CPU each distance up to the largest is evaluated once and looked up, which saves the
         intermediate results of Tq x Tk values forward and backward. On a GPU, reading the largest

@@ -1,17 +1,18 @@
 """Methods that extend a trained rotary model without training.
 
 Every frequency transform that learns nothing is a method with the transform's name. An encoding may
-declare more methods when it is registered. Such a `Variant` computes options from the factor, for
-example a larger base.
+declare more methods when it is registered. Such a `pe.encodings.core.registry.Variant` computes
+options from the factor, for example a larger base.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from pe.encodings.core.frequencies import base_frequencies
+from pe.encodings.core.frequencies import FrequencyTransform, base_frequencies
+from pe.encodings.core.parts import takes_option
+from pe.encodings.core.registry import Method, in_order, list_encodings, lookup, variants
 
 
 class Rotary(NamedTuple):
@@ -24,33 +25,8 @@ class Rotary(NamedTuple):
     """Training length in tokens."""
 
 
-Options = Callable[[Rotary, float], dict[str, Any]]
-"""Computes the options of the extending encoding from the model's RoPE and the factor."""
-
-
-class Method(NamedTuple):
-    """A method that extends a model."""
-
-    name: str
-    spec: str
-    """The encoding that the model is converted to."""
-    options: Options
-    scaled: bool
-    """Whether it has a factor. Otherwise the text's length decides, or nothing is stretched."""
-
-
-class Variant(NamedTuple):
-    """A method that an encoding declares in `register`, besides the one of its name."""
-
-    name: str
-    title: str
-    paper: str
-    options: Options
-    scaled: bool = True
-
-
 def raised_base(rope: Rotary, factor: float) -> float | None:
-    """The smallest base that gives no frequency a new angle in ``factor`` times the length.
+    """Return the smallest base that gives no frequency a new angle in ``factor`` times the length.
 
         b' = b s^(d / 2i),    i: the first frequency that completed no rotation in training
 
@@ -65,7 +41,7 @@ def raised_base(rope: Rotary, factor: float) -> float | None:
 
 
 def with_raised_base(rope: Rotary, factor: float) -> dict[str, Any]:
-    """Options of a RoPE that extends ``rope`` by a larger base.
+    """Return the options of a RoPE that extends ``rope`` by a larger base.
 
     Xiong et al. 2023 (arXiv:2309.16039) raise the base to 500,000 for 8 times 4,096 tokens and
     continue training. Here `raised_base` gives the base.
@@ -81,3 +57,32 @@ def with_raised_base(rope: Rotary, factor: float) -> dict[str, Any]:
             "convert to rope with another theta"
         )
     return {"theta": base}
+
+
+def extension_methods() -> list[str]:
+    """Return the names of the methods that extend a trained rotary model without training.
+
+    These are the transforms that learn nothing and the variants that encodings declare, such as
+    ``dynamic_yarn``. A transform that does not stretch is listed alone and on top of the transform
+    that its class names.
+    """
+    methods = list(variants())
+    for name in list_encodings():
+        part = lookup(name)
+        if issubclass(part, FrequencyTransform) and not part.learns:
+            methods += [name, *([f"{part.put_on}+{name}"] if part.put_on else [])]
+    return in_order(methods)
+
+
+def extension_method(name: str) -> Method:
+    """Return the method of this name, which is one of `extension_methods` or another spec.
+
+    Raises:
+        ValueError: ``name`` cannot be looked up.
+    """
+    if name in (declared := variants()):
+        return declared[name]
+    scaled = takes_option(name, "factor")
+    return Method(
+        name, name, lambda rope, factor: {"factor": float(factor)} if scaled else {}, scaled
+    )

@@ -32,7 +32,7 @@ class Form(NamedTuple):
 
 
 def by_key(total: Tensor) -> Form:
-    """b(m, n) = x_n - x_m for x = ``total``, (B or 1, H, T) float64.
+    """Return the spec of b(m, n) = x_n - x_m for x = ``total``, (B or 1, H, T) float64.
 
     Only differences within a chunk are rounded, so the error does not grow with the position.
     x_n alone gets a gradient; that of x_m is 0. The part (B or 1, H, 3, chunks) holds the first x
@@ -53,7 +53,10 @@ def by_key(total: Tensor) -> Form:
 
 
 def by_distance(table: Tensor, reach: int | None = None) -> Form:
-    """b(m, n) = table[h, m - n] for a table (H, T); constant from distance ``reach`` on."""
+    """Return the spec of b(m, n) = table[h, m - n] for a table (H, T).
+
+    The bias is constant from distance ``reach`` on.
+    """
     own = pad(table.float() * LOG2E, (PADDING, PADDING))
     return Form(TABLE, own, (), reach if reach is not None and reach < table.shape[-1] else 0)
 
@@ -67,20 +70,22 @@ def by_query(rows: Tensor) -> Form:
 
 
 def by_logarithm(strength: Tensor, steepness: Tensor) -> Form:
-    """b(m, n) = -strength ln(1 + steepness (m - n)); both are positive, (H,)."""
+    """Return the spec of b(m, n) = -strength ln(1 + steepness (m - n)); both are positive, (H,)."""
     return Form(LOGARITHM, torch.stack((strength.float(), steepness.float()), -1))
 
 
 def by_power(strength: Tensor, exponent: Tensor) -> Form:
-    """b(m, n) = -strength (m - n)^exponent; both are positive, (H,)."""
+    """Return the spec of b(m, n) = -strength (m - n)^exponent; both are positive, (H,)."""
     return Form(POWER, torch.stack((strength.float() * LOG2E, exponent.float()), -1))
 
 
 def by_count(table: Tensor) -> Form:
-    """b(m, n) = q_m . table[c_mn] for a table (rows, D), linearly interpolated between its rows.
+    """Return the spec of b(m, n) = q_m . table[c_mn] for a table (rows, D).
 
-    c_mn is the sum of the gates of query m from key n up to m, at most rows - 1. Gates are sigmoids
-    of the logits, so queries and keys must be neither rotated nor scaled in between.
+
+    Between its rows the table is linearly interpolated. c_mn is the sum of the gates of query m
+    from key n up to m, at most rows - 1. Gates are sigmoids of the logits, so queries and keys must
+    be neither rotated nor scaled in between.
     """
     return Form(COUNTS, table.float().contiguous())
 
@@ -97,7 +102,7 @@ def fire(
     length: int,
     knots: int = 4096,
 ) -> Form:
-    """FIRE's bias (`pe.encodings.fire`), as a table of f between ``knots``.
+    """Return the spec of FIRE's bias (`pe.encodings.fire`), with f as a table between ``knots``.
 
     The network f has U hidden units with ``weight`` (U, 1) and ``offset`` (U,), and ``head_weight``
     (H, U) and ``head_offset`` (H,) for the heads. f is piecewise linear with U corners. Linear
@@ -147,7 +152,7 @@ def fire(
 
 
 def matrix(form: Form, length: int, q: Tensor | None = None, k: Tensor | None = None) -> Tensor:
-    """The bias of a bias spec, (1 or B, H, T, T) float32: the reference for kernels.
+    """Return the bias of a bias spec, (1 or B, H, T, T) float32: the reference for kernels.
 
     The values of keys ahead of a query have no meaning. KEYS is determined up to a constant per
     row, which is chosen so that each token has 0 for itself. COUNTS needs ``q`` (B, H, T, D) and
@@ -183,7 +188,7 @@ def matrix(form: Form, length: int, q: Tensor | None = None, k: Tensor | None = 
 
 
 def _counted(table: Tensor, q: Tensor, k: Tensor) -> Tensor:
-    """The bias of COUNTS; each row of the table has weight max(0, 1 - distance to the count)."""
+    """Return the bias of COUNTS; a row of the table has weight max(0, 1 - |row - count|)."""
     logits = q @ k.repeat_interleave(q.shape[1] // k.shape[1], 1).transpose(-1, -2)
     gates = (logits / math.sqrt(q.shape[-1])).sigmoid().tril()
     counts = gates.flip(-1).cumsum(-1).flip(-1).clamp(max=len(table) - 1)

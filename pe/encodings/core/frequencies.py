@@ -37,7 +37,7 @@ class Frequencies(NamedTuple):
 
 
 def base_frequencies(dim: int, theta: float) -> Frequencies:
-    """RoPE's frequencies for an even rotated width ``dim``, on the CPU."""
+    """Return RoPE's frequencies for an even rotated width ``dim``, on the CPU."""
     exponent = torch.arange(0, dim, 2, dtype=torch.float64, device="cpu") / dim
     return Frequencies(theta**-exponent, theta, dim)
 
@@ -86,7 +86,7 @@ class FrequencyTransform(nn.Module):
 def cos_sin(
     positions: Tensor, inv_freq: Tensor, dtype: torch.dtype, period: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Cosine and sine of position x frequency: (..., T), (F,) float64 -> two (..., T, F).
+    """Return cosine and sine of position x frequency: (..., T), (F,) float64 -> two (..., T, F).
 
     ``inv_freq`` and ``period`` may be (B, F) with positions of (B, T) or (T,). The operator is
     differentiable in ``inv_freq``. It is opaque, so that torch.compile computes the small table
@@ -124,7 +124,7 @@ cos_sin.register_autograd(_backward, setup_context=_save)
 
 
 def counted(positions: Tensor, period: Tensor | None = None) -> Tensor:
-    """Positions after reduction by the period, float64: (..., T, 1), or (..., T, F) with one."""
+    """Return positions modulo the period, float64: (..., T, 1), or (..., T, F) with a period."""
     p = positions.to(torch.float64)[..., None]
     if period is None:
         return p
@@ -133,14 +133,14 @@ def counted(positions: Tensor, period: Tensor | None = None) -> Tensor:
 
 
 def phases(positions: Tensor, inv_freq: Tensor, period: Tensor | None = None) -> Tensor:
-    """Position x frequency in float64, (..., T, F); shapes as in `cos_sin`."""
+    """Return position x frequency in float64, (..., T, F); shapes are those of `cos_sin`."""
     return counted(positions, period) * inv_freq.unsqueeze(-2)
 
 
 def phase_tables(
     positions: Tensor, inv_freq: Tensor, dtype: torch.dtype, period: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """cos and sin, (1 or B, 1, T, F), which broadcast over the heads.
+    """Return cos and sin, (1 or B, 1, T, F), which broadcast over the heads.
 
     They are float64 if ``dtype`` (of the queries) is, otherwise float32, also under autocast.
     ``inv_freq`` may be (B, T, F), with frequencies per token.

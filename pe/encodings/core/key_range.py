@@ -30,11 +30,11 @@ class HasKeyRange(Protocol):
     """An encoding that hides or keeps keys and can describe them by numbers."""
 
     def key_range(self) -> KeyRange:
-        """The visible keys as numbers, which are the same as those of `shows`."""
+        """Return the visible keys as numbers, which are the same as those of `shows`."""
 
 
 def key_range(enc: Encoding) -> KeyRange | None:
-    """The visible keys of an encoding as numbers; None if a part can only give a mask.
+    """Return the visible keys of an encoding as numbers; None if a part can only give a mask.
 
     Several parts give the smallest window and the largest number of first keys. Chunks of two
     sizes give None.
@@ -56,7 +56,7 @@ def key_range(enc: Encoding) -> KeyRange | None:
 
 
 def shown_share(enc: Encoding, length: int) -> float:
-    """The visible share of the pairs of a query and a key at or before it, in ``length`` tokens.
+    """Return the visible share of all pairs of a query and a key that is not ahead of it.
 
     It is 1.0 if nothing is hidden, and if only a mask describes what is.
     """
@@ -84,7 +84,7 @@ class Narrowed(Composite):
         return super().logit_scale(self.shown(q_positions) - 1)
 
     def shown(self, query: Tensor) -> Tensor:
-        """How many keys the query of this number sees if nothing else hides tokens."""
+        """Return how many keys the query of this number sees if nothing else hides tokens."""
         ranges = [part.key_range() for part in self._all if isinstance(part, HasKeyRange)]
         firsts = [torch.zeros_like(query)]
         firsts += [query - r.window + 1 for r in ranges if r.window is not None]

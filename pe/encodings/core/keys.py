@@ -30,7 +30,7 @@ from pe.encodings.core.registry import register_keys
 
 
 def at_least_one(name: str, value: int, least: str) -> int:
-    """Return ``value`` if it is at least 1. ``least`` tells in the error what 1 means."""
+    """Return ``value`` if it is at least 1. In the error, ``least`` explains what 1 means."""
     if value < 1:
         raise ValueError(f"{name}:{value}: expected 1 or more, where {name}:1 {least}")
     return value

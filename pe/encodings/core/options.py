@@ -6,7 +6,6 @@ import functools
 import inspect
 import types
 import typing
-from collections.abc import Callable
 from typing import Any
 
 from pe._errors import nearest
@@ -22,14 +21,13 @@ ALIASES = {
     "partial_rotary_factor": "rotary_fraction",
 }
 """Names of options in published configurations, and their names here."""
-
-
 LARGEST = 2**62
 """The largest integer option, because torch's positions have 64 bits."""
+_hints = functools.cache(typing.get_type_hints)
 
 
 def parameters(part: Part) -> dict[str, inspect.Parameter]:
-    """The parameters of the class by name, without ``*args`` and ``**kwargs``."""
+    """Return the parameters of the class by name, without ``*args`` and ``**kwargs``."""
     key: Any = part  # mypy does not know that classes can be hashed
     return _parameters(key)
 
@@ -41,23 +39,23 @@ def _parameters(part: Part) -> dict[str, inspect.Parameter]:
 
 
 def takes(part: Part, name: str) -> bool:
-    """Whether the class has this parameter, which is an option or one of `CONTEXT`."""
+    """Return whether the class has this parameter, which is an option or one of `CONTEXT`."""
     return name in parameters(part)
 
 
 def options_of(part: Part) -> list[str]:
-    """Names of the options that a user may give for the class."""
+    """Return the names of the options that a user may give for the class."""
     return [n for n in parameters(part) if n not in CONTEXT and n != "transforms"]
 
 
 def needed_option(part: Part) -> str:
-    """The required option of a part such as ``window``, or "" if it has none."""
+    """Return the required option of a part such as ``window``, or "" if it has none."""
     names = options_of(part) if is_key_part(part.name) else []
     return next((n for n in names if parameters(part)[n].default is inspect.Parameter.empty), "")
 
 
 def own_options(named: PartSpec, part: Part) -> dict[str, Any]:
-    """The options that a spec gives to one part: its number and those in parentheses.
+    """Return the options that a spec gives to one part: its number and those in parentheses.
 
     Raises:
         ValueError: the part has no such option or number, or one is given twice.
@@ -95,11 +93,6 @@ def refuse_unknown_options(spec: str, parts: list[Part], options: dict[str, Any]
             )
 
 
-@functools.cache
-def _hints(function: Callable[..., Any]) -> dict[str, Any]:
-    return typing.get_type_hints(function)
-
-
 def construct(name: str, part: Part, arguments: dict[str, Any]) -> Any:
     """Build a part with the ``arguments`` that are parameters of its class.
 
@@ -130,7 +123,7 @@ def construct(name: str, part: Part, arguments: dict[str, Any]) -> Any:
 
 
 def fits(value: Any, hint: Any) -> bool:
-    """Whether a value has the type; what is no type, such as a Literal, every value has."""
+    """Return whether a value has the type; a hint that is no type, as Literal, allows any value."""
     kinds = [typing.get_origin(kind) or kind for kind in _kinds(hint)]
     if any(kind in (Any, object) or not isinstance(kind, type) for kind in kinds):
         return True
@@ -149,5 +142,5 @@ def _kinds(hint: Any) -> tuple[Any, ...]:
 
 
 def word(hint: Any) -> str:
-    """The name of a type in a message, such as ``int or str``."""
+    """Return the name of a type in a message, such as ``int or str``."""
     return " or ".join(kind.__name__ for kind in _kinds(hint) if kind is not types.NoneType)

@@ -1,7 +1,7 @@
 """Specs of released models by name, such as ``command_a``.
 
 If a checkpoint's config.json and the defaults of transformers' configuration class differ, the
-numbers are the checkpoint's, and `Preset.source` tells how both are known. tests/test_presets.py
+numbers are the checkpoint's, and `Preset.source` states how both are known. tests/test_presets.py
 compares each preset with transformers' attention under the same numbers.
 """
 

@@ -19,7 +19,7 @@ NUMBERS = 2**23
 def by_query_rows(
     block: Callable[[int, int], Tensor], q_length: int, k_length: int, width: int
 ) -> Tensor:
-    """A bias (..., Tq, Tk) from ``block(start, stop)``, which returns the rows of these queries.
+    """Return a bias (..., Tq, Tk), given ``block(start, stop)``, its rows of these queries.
 
     A block omits the keys ahead of its last query, which are those from ``Tk - Tq + stop`` on. They
     get 0 here, and the caller masks them. ``width`` is the count of numbers held per query and key.

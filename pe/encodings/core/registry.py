@@ -11,12 +11,11 @@ import pkgutil
 from collections.abc import Callable, Iterable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from pe._errors import unknown
 from pe._imported import imported
 from pe.encodings.core.base import Encoding
-from pe.encodings.core.extension import Method, Variant
 from pe.encodings.core.frequencies import FrequencyTransform
 from pe.encodings.core.presets import PRESETS
 from pe.encodings.core.spec import LayerSpec, PartSpec, is_sum, parse
@@ -33,6 +32,32 @@ class About(NamedTuple):
     title: str
     paper: str | None
     family: str
+
+
+Options = Callable[[Any, float], dict[str, Any]]
+"""Computes the options of an encoding that extends a trained model, from the model's RoPE
+(`pe.encodings.core.extension.Rotary`) and the factor."""
+
+
+class Method(NamedTuple):
+    """A method that extends a trained rotary model without training."""
+
+    name: str
+    spec: str
+    """The encoding that the model is converted to."""
+    options: Options
+    scaled: bool
+    """Whether it has a factor. Otherwise the text's length decides, or nothing is stretched."""
+
+
+class Variant(NamedTuple):
+    """A method that an encoding declares in `register`, besides the one of its name."""
+
+    name: str
+    title: str
+    paper: str
+    options: Options
+    scaled: bool = True
 
 
 _ABOUT: dict[str, About] = {}
@@ -53,7 +78,7 @@ def register(
     extends: Sequence[Variant] = (),
     encoding_rate: float | None = None,
 ) -> Callable[[P], P]:
-    """Class decorator that registers an `Encoding` or `FrequencyTransform` under ``name``.
+    """Decorate an `Encoding` or `FrequencyTransform` to register it under ``name``.
 
     Args:
         title: name in tables and figures; default: the name of the class.
@@ -90,7 +115,7 @@ def register(
 def register_keys(
     name: str, *, title: str, paper: str | None = None
 ) -> Callable[[type[Encoding]], type[Encoding]]:
-    """Class decorator that registers a part of `pe.encodings.core.keys` under ``name``.
+    """Decorate a class of `pe.encodings.core.keys` to register it under ``name``.
 
     It is added to an encoding, as in ``rope+window:512``, where the number after the colon is its
     first option. Alone it is used without any encoding.
@@ -106,25 +131,25 @@ def register_keys(
 
 
 def list_keys() -> list[str]:
-    """Names of the parts of `pe.encodings.core.keys`, sorted."""
+    """Return the names of the parts of `pe.encodings.core.keys`, sorted."""
     _discover()
     return sorted(_KEYS)
 
 
 def is_key_part(name: str) -> bool:
-    """Whether a part is one of `list_keys` and not an encoding."""
+    """Return whether a part is one of `list_keys` and not an encoding."""
     _discover()
     return name in _KEYS
 
 
 def rate_of(name: str) -> float | None:
-    """The ``encoding_rate`` in the registration of an encoding."""
+    """Return the ``encoding_rate`` in the registration of an encoding."""
     _discover()
     return _RATES.get(name)
 
 
 def variants() -> dict[str, Method]:
-    """The methods in the registrations that extend a trained model, by name."""
+    """Return the methods in the registrations that extend a trained model, by name."""
     _discover()
     return dict(_VARIANTS)
 
@@ -138,13 +163,13 @@ def _discover() -> None:
 
 
 def list_encodings() -> list[str]:
-    """Names of all encodings, sorted."""
+    """Return the names of all encodings, sorted."""
     _discover()
     return sorted(_REGISTRY)
 
 
 def lookup(name: str) -> Part:
-    """The class of a name or of ``module:Class``.
+    """Return the class of a name or of ``module:Class``.
 
     Raises:
         ValueError: the name is unknown, or the class cannot be imported.
@@ -175,7 +200,7 @@ def lookup(name: str) -> Part:
 
 
 def about(spec: str) -> About:
-    """Title, paper and family of a spec; titles and papers of parts and layers are joined.
+    """Return title, paper and family of a spec, with the titles and papers of its parts joined.
 
     A part that is not registered, such as ``module:Class``, keeps its name as title, because
     records may name encodings that cannot be imported here.
@@ -201,12 +226,12 @@ def _about(part: PartSpec) -> About:
 
 
 def _title(part: PartSpec) -> str:
-    """The title of a part with its number and options."""
+    """Return the title of a part with its number and options."""
     return str(part._replace(name=_about(part).title)).replace(":", " ")
 
 
 def in_order(specs: Iterable[str]) -> list[str]:
-    """Encodings in the order of tables and figures: by family, single ones first, then by title.
+    """Return encodings in the order of tables: by family, single ones first, then by title.
 
     >>> in_order(["yarn", "rope+alibi", "pope", "nope"])
     ['nope', 'pope', 'rope+alibi', 'yarn']

@@ -19,7 +19,7 @@ from torch.nn.functional import softplus
 
 
 def takes_operator(x: Tensor, *tables: Tensor) -> bool:
-    """Whether x is on a GPU in 16 bits and the tables are fixed, with 2^n entries per token."""
+    """Return whether x is on a GPU in 16 bits, and tables are fixed, with 2^n entries per token."""
     if not x.is_cuda or x.dtype not in (torch.bfloat16, torch.float16) or x.numel() == 0:
         return False
     width = tables[0].shape[-1]
@@ -28,7 +28,7 @@ def takes_operator(x: Tensor, *tables: Tensor) -> bool:
 
 
 def tokens_first(like: Tensor, width: int) -> Tensor:
-    """An empty (B, H, T, width) tensor; the heads of a token are contiguous for the next layer."""
+    """Return an empty (B, H, T, width) tensor in which the heads of a token are contiguous."""
     batch, heads, length, _ = like.shape
     return like.new_empty(batch, length, heads, width).transpose(1, 2)
 
@@ -56,7 +56,7 @@ def rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor, half: bool) -> Tensor:
 
 
 def rotate_by_formula(x: Tensor, cos: Tensor, sin: Tensor, half: bool, backward: bool) -> Tensor:
-    """`rotate_pairs`; with ``backward`` by the negative angles, which gives the gradient."""
+    """Compute `rotate_pairs`; ``backward`` negates the angles, which gives the gradient."""
     out = tokens_first(x, x.shape[-1])
     return out.copy_(rotate_pairs(x, cos, -sin if backward else sin, half))
 
@@ -82,19 +82,19 @@ rotate.register_autograd(_rotate_backward, setup_context=_save_rotation)
 
 
 def polar_form(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """x (B, H, T, E) -> softplus(x) (cos, sin), (B, H, T, 2E): first all cos, then all sin."""
+    """Return softplus(x) (cos, sin) of x (B, H, T, E), (B, H, T, 2E): all cos, then all sin."""
     magnitude = softplus(x.to(cos.dtype))
     return torch.cat((magnitude * cos, magnitude * sin), dim=-1).to(x.dtype)
 
 
 def shifted(cos: Tensor, sin: Tensor, shift: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
-    """cos and sin of phase + delta; ``shift`` holds those of delta, (H, E) each."""
+    """Return cos and sin of phase + delta; ``shift`` holds those of delta, (H, E) each."""
     across, up = (t[:, None] for t in shift)
     return cos * across - sin * up, sin * across + cos * up
 
 
 def polar_by_formula(x: Tensor, cos: Tensor, sin: Tensor, shift: list[Tensor]) -> Tensor:
-    """`polar_form`; ``shift`` is empty or holds cosine and sine of delta, (H, E) each."""
+    """Compute `polar_form`; ``shift`` is empty or holds cosine and sine of delta, (H, E) each."""
     tables = shifted(cos, sin, shift) if shift else (cos, sin)
     return tokens_first(x, 2 * x.shape[-1]).copy_(polar_form(x, *tables))
 
@@ -102,7 +102,7 @@ def polar_by_formula(x: Tensor, cos: Tensor, sin: Tensor, shift: list[Tensor]) -
 def polar_gradient_by_formula(
     gradient: Tensor, x: Tensor, cos: Tensor, sin: Tensor, shift: list[Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """The gradients of ``x`` (B, H, T, E) and ``shift`` (2, H, E); the latter may be empty."""
+    """Return the gradients of ``x`` (B, H, T, E) and ``shift`` (2, H, E), which may be empty."""
 
     def form(x: Tensor, *shift: Tensor) -> Tensor:
         return polar_form(x, *(shifted(cos, sin, shift) if shift else (cos, sin)))

@@ -25,7 +25,7 @@ PRESETS_HOME = "pe.encodings.core.presets"
 
 
 def source_hashes(spec: str) -> dict[str, str]:
-    """By module, the SHA-256 (16 digits) of the code that determines the result of ``spec``.
+    """Return by module the SHA-256 (16 digits) of the code that determines ``spec``'s result.
 
     A class without a file, such as one defined in a notebook, has no hash.
 
@@ -45,7 +45,7 @@ def source_hashes(spec: str) -> dict[str, str]:
 
 @functools.cache
 def _hashes(parts: tuple[type, ...], loaded: tuple[types.CodeType, ...]) -> dict[str, str]:
-    """`source_hashes`, read once, because a file may be edited after this process has loaded it.
+    """Compute `source_hashes` once, because a file may be edited after it was loaded.
 
     A class that is loaded again has other code objects, so its files are read again.
     """
@@ -113,7 +113,7 @@ class _Reader:
                     self.visit(module, used)
 
     def _file(self, module: str) -> _File | None:
-        """The module's source, or None if it is not covered."""
+        """Return the module's source, or None if it is not covered."""
         if module not in self._files:
             inside = any(_inside(module, package) for package in self.packages)
             path = _path(module) if inside or "." not in module else None
@@ -127,7 +127,7 @@ def _inside(module: str, package: str) -> bool:
 
 
 def _path(module: str) -> Path | None:
-    """The source file of a module; None if there is none, as in a notebook."""
+    """Return the source file of a module; None if there is none, as in a notebook."""
     try:
         spec = find_spec(module)
     except (ImportError, ValueError):  # a name inside a module, or no file
@@ -165,6 +165,6 @@ class _Bare(ast.NodeTransformer):
         return self.generic_visit(node)
 
     def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
-        told = [d for d in node.decorator_list if "register" in _names(d, ast.Load)]
-        node.decorator_list = [d for d in node.decorator_list if d not in told]
+        kept = [d for d in node.decorator_list if "register" not in _names(d, ast.Load)]
+        node.decorator_list = kept
         return self.generic_visit(node)

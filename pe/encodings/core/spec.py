@@ -50,7 +50,7 @@ LayerSpec = tuple[PartSpec, ...]
 
 @functools.lru_cache(maxsize=1024)
 def parse(spec: str) -> tuple[LayerSpec, ...]:
-    """The layers that ``spec`` lists, each a tuple of parts; a plain spec lists one.
+    """Return the layers that ``spec`` lists, each a tuple of parts; a plain spec lists one.
 
     Raises:
         ValueError: it does not follow the language. The message shows the place.
@@ -66,7 +66,7 @@ def parse(spec: str) -> tuple[LayerSpec, ...]:
 
 
 def layer_specs(spec: str, num_layers: int) -> list[LayerSpec]:
-    """The spec of each of ``num_layers`` layers.
+    """Return the spec of each of ``num_layers`` layers.
 
     Raises:
         ValueError: ``num_layers`` is no multiple of the schedule's length.
@@ -83,17 +83,17 @@ def layer_specs(spec: str, num_layers: int) -> list[LayerSpec]:
 
 
 def joined(layer: LayerSpec) -> str:
-    """The text of one layer's spec."""
+    """Return the text of one layer's spec."""
     return "+".join(map(str, layer))
 
 
 def part_names(spec: str) -> list[str]:
-    """The names of all parts of all layers, without repetition."""
+    """Return the names of all parts of all layers, without repetition."""
     return list(dict.fromkeys(part.name for layer in parse(spec) for part in layer))
 
 
 def is_sum(spec: str) -> bool:
-    """Whether ``spec`` names more than one part."""
+    """Return whether ``spec`` names more than one part."""
     layers = parse(spec)
     return len(layers) > 1 or len(layers[0]) > 1
 
@@ -105,12 +105,12 @@ class _Reader:
         self.text, self.place = text, 0
 
     def rest(self) -> str:
-        """The rest of the text, from the next character that is not a space."""
+        """Return the rest of the text, from the next character that is not a space."""
         self.place += len(self.text[self.place :]) - len(self.text[self.place :].lstrip())
         return self.text[self.place :]
 
     def mistake(self, expected: str) -> ValueError:
-        """The error for the current place."""
+        """Return the error for the current place in the text."""
         rest = self.rest()
         where = f"{rest!r}" if rest else "the end"
         return ValueError(
@@ -134,14 +134,14 @@ class _Reader:
         return match
 
     def schedule(self) -> list[LayerSpec]:
-        """Items joined by commas."""
+        """Read items joined by commas."""
         layers = self.item()
         while self.take(","):
             layers += self.item()
         return layers
 
     def item(self) -> list[LayerSpec]:
-        """A sum or a schedule in parentheses, repeated if a count is before it."""
+        """Read a sum or a schedule in parentheses, and repeat it if a count is before it."""
         self.rest()
         counted = _COUNT.match(self.text, self.place)
         if counted is not None and int(counted[1]) < 1:
@@ -160,14 +160,14 @@ class _Reader:
         return layers
 
     def sum(self) -> LayerSpec:
-        """Parts joined by ``+``."""
+        """Read parts joined by ``+``."""
         parts = [self.part()]
         while self.take("+"):
             parts.append(self.part())
         return tuple(parts)
 
     def part(self) -> PartSpec:
-        """A name with its number and its options."""
+        """Read a name with its number and its options."""
         name = self.match(_NAME, "the name of an encoding")[0]
         numbered = _ARGUMENT.fullmatch(name)
         options: dict[str, Any] = {}
@@ -188,7 +188,7 @@ class _Reader:
 
 
 def _value(text: str) -> Any:
-    """A number, True, False or None in Python's notation; anything else is text."""
+    """Return a number, True, False or None in Python's notation; anything else is text."""
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError):
