@@ -276,7 +276,7 @@ def test_what_pages_say_beside_the_cut_text_holds_for_every_recorded_seed() -> N
             ("presets", "yarn-4x", "rope", 0),
         )
     ] == [True, True, False, False]
-    presets = STUDIES.rows("presets")
+    presets = committed().rows("presets")
     found = {
         m: {label: measure(row, f"multikey@{m}x").value for label, row in presets.items()}
         for m in (4, 16)

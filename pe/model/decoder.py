@@ -34,7 +34,7 @@ from pe.attention.choose import bounded, spans_for
 from pe.attention.documents import document_lengths
 from pe.attention.masks import documents_of, padding_of, positions_of, visible, whole_numbers
 from pe.attention.spans import Bounded, Spans, counted_within
-from pe.encodings import Encoding, layer_encodings
+from pe.encodings import Encoding, Prepared, layer_encodings
 from pe.encodings.core.base import Lengths, tightest
 from pe.model.cache import WindowLayer, window_layer
 from pe.model.config import PEConfig
