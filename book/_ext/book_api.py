@@ -31,9 +31,6 @@ class Api(Block):
             return self.warn(f"{name} cannot be documented: {error}")
         if not inspect.getdoc(value):
             return self.warn(f"{name} has no docstring")
-        source = inspect.getsourcefile(value)
-        if source:
-            self.env.note_dependency(source)
         text = f"```python\n{signature(name, value)}\n```\n\n{prose(inspect.getdoc(value) or '')}"
         return self.markdown(text)
 

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from book_directives import Made
-from sphinx.application import Sphinx
 
 from pe.encodings.core.presets import PRESETS
 from pe.results.markdown import pipe
@@ -101,9 +100,3 @@ class CacheSizes(Made):
 
     def text(self) -> str:
         return cache_table(of_study(self.arguments[0]) if self.arguments else of_presets())
-
-
-def setup(app: Sphinx) -> None:
-    """Register with Sphinx."""
-    app.add_directive("preset-table", PresetTable)
-    app.add_directive("cache-sizes", CacheSizes)

@@ -15,7 +15,6 @@ from typing import ClassVar, TypeVar
 
 from book_directives import Made
 from book_measured import of_page
-from sphinx.application import Sphinx
 
 from pe import claims
 from pe._errors import unknown
@@ -97,14 +96,10 @@ def about_page(book: Path, stem: str, ledger: Sequence[Claim] | None = None) -> 
 
 
 class _OfLedger(Made):
-    """Reads the ledger, and follows it and the records in the next build."""
+    """A directive that shows claims of the ledger."""
 
     def judged(self, names: Sequence[str] = ()) -> list[Judged]:
-        """All claims with their verdicts, or those of these ids."""
-        self.env.note_dependency(str(self.book.folder / LEDGER))
-        for record in sorted((self.book.folder.parent / "runs").glob("*/*/*.json")):
-            if record.name.startswith(("task-", "numerics")):
-                self.env.note_dependency(str(record))
+        """Return all claims with their verdicts, or those of these ids."""
         found = self.book.once("claims", lambda: judged(self.book.folder))
         return selected({one.claim.id: one for one in found}, names)
 
@@ -143,9 +138,3 @@ class ClaimTable(_OfLedger):
         if not names:
             raise ValueError("no claim of the ledger is about the encoding of this page")
         return said + beside(selected({one.claim.id: one for one in found}, names))
-
-
-def setup(app: Sphinx) -> None:
-    """Register with Sphinx."""
-    app.add_directive("claims", Claims)
-    app.add_directive("claim-table", ClaimTable)

@@ -15,8 +15,6 @@ from typing import ClassVar, NamedTuple
 from book_directives import Made
 from book_encodings import LAYERS, SIZES, cached
 from book_measured import of_page
-from book_speed import FOLDER
-from sphinx.application import Sphinx
 
 from pe.encodings import about, layer_encodings
 from pe.results.markdown import pipe
@@ -187,7 +185,6 @@ class Costs(_OfPage):
     """The table of costs."""
 
     def text(self) -> str:
-        self.env.note_dependency(str(self.book.folder / FOLDER / "stamp"))
         return costs(self.names(), self.book.speeds.best)
 
 
@@ -198,9 +195,3 @@ class Combines(_OfPage):
 
     def text(self) -> str:
         return combinations(self.names())
-
-
-def setup(app: Sphinx) -> None:
-    """Register with Sphinx."""
-    app.add_directive("costs", Costs)
-    app.add_directive("combines", Combines)

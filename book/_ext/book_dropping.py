@@ -18,7 +18,6 @@ from typing import Any
 from book_directives import Made
 from book_pictures import Figures
 from book_studies import Studies
-from sphinx.application import Sphinx
 
 from pe.figures.reach import reach
 from pe.results import quantities
@@ -261,9 +260,3 @@ class KeptAndDropped(Made):
         study, studies = self.arguments[0], self.book.studies
         rows = list(studies.rows(study).values()) if study in studies.runs else []
         return pairs(rows, {f"{run.study}/{run.name}": run for run in studies.complete()})
-
-
-def setup(app: Sphinx) -> None:
-    """Register with Sphinx."""
-    app.add_directive("kept-and-dropped", KeptAndDropped)
-    app.add_directive("dropping-table", DroppingTable)

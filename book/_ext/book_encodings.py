@@ -12,12 +12,10 @@ from __future__ import annotations
 import re
 import sys
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
-from book_directives import Block
-from docutils import nodes
-from sphinx.application import Sphinx
+from book_directives import RESULTS, Made
 
 from pe.conformance import LAWS
 from pe.encodings import (
@@ -156,28 +154,21 @@ def markdown(found: list[Row]) -> str:
     return pipe(HEADS, lines, len(HEADS))
 
 
-class Encodings(Block):
-    """The table, on the page where the directive stands."""
+class Encodings(Made):
+    """The table of all encodings."""
 
-    def run(self) -> list[nodes.Node]:
-        for part in map(lookup, list_encodings()):
-            self.env.note_dependency(str(sys.modules[part.__module__].__file__))
-        return self.markdown(markdown(rows()), nodes.container(classes=["pe-results"]))
+    required_arguments = 0
+
+    def text(self) -> str:
+        return markdown(rows())
 
 
-class Laws(Block):
-    """The laws in the order in which they run."""
+class Laws(Made):
+    """The laws of `pe.conformance`, in the order in which they run."""
 
-    def run(self) -> list[nodes.Node]:
-        for law in LAWS.values():
-            self.env.note_dependency(law.test.__code__.co_filename)
+    required_arguments = 0
+    classes: ClassVar[list[str]] = [RESULTS, "wrap"]
+
+    def text(self) -> str:
         lines = [[f"`{law.name}`", law.sentence] for law in LAWS.values()]
-        return self.markdown(
-            pipe(["law", "what it says"], lines, 2), nodes.container(classes=["pe-results", "wrap"])
-        )
-
-
-def setup(app: Sphinx) -> None:
-    """Register with Sphinx."""
-    app.add_directive("encodings", Encodings)
-    app.add_directive("laws", Laws)
+        return pipe(["law", "what it says"], lines, 2)

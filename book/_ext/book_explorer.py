@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import book_manners
-from book_directives import Block
+from book_directives import Block, twins
 from book_explorer_data import Pages, speed_sets, study_sets, write_sets
 from book_mirror import write
 from book_record_pages import record_page
@@ -27,7 +27,6 @@ from book_studies import Speeds, Studies
 from docutils import nodes
 from docutils.parsers.rst import directives
 from matplotlib.figure import Figure
-from sphinx.application import Sphinx
 
 from pe._errors import unknown
 from pe.figures.axes import LENGTHS, log_perplexity, numbers, powers_of_two
@@ -129,13 +128,6 @@ class Explorer(Block):
                              "without scripts")  # fmt: skip
         self.env.note_dependency(self.book.stamp)
         root = "../" * self.env.docname.count("/")
-        picture = nodes.container(classes=["pe-pair"])
-        for twin, shown in (("", "only-light"), ("-dark", "only-dark")):
-            image = nodes.image(
-                uri=f"/_generated/{self.options['picture']}{twin}.svg", alt=self.options["alt"]
-            )
-            image["classes"] = [shown]
-            picture += image
         settings = json.dumps(rotary_settings()) if kind == "encodings" else "{}"
         opening = (
             f'<link rel="stylesheet" href="{root}explorer/explorer.css">\n'
@@ -149,11 +141,6 @@ class Explorer(Block):
         )
         return [
             nodes.raw("", opening, format="html"),
-            picture,
+            twins(self.options["picture"], self.options["alt"]),
             nodes.raw("", f"</div>\n{scripts}", format="html"),
         ]
-
-
-def setup(app: Sphinx) -> None:
-    """Register with Sphinx."""
-    app.add_directive("explorer", Explorer)

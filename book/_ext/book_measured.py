@@ -19,7 +19,6 @@ from book_encodings import page, place
 from book_pictures import Figures
 from book_studies import Studies
 from docutils import nodes
-from sphinx.application import Sphinx
 
 from pe.encodings import list_encodings, lookup
 from pe.encodings.core.spec import part_names
@@ -214,8 +213,3 @@ class Measured(Block):
             rows = {name: both for name, both in rows.items() if name == study}
         every = [row for own, beside in rows.values() for row in (*own, *beside)]
         return self.markdown(text(stem, rows, self.book.pages(every)))
-
-
-def setup(app: Sphinx) -> None:
-    """Register with Sphinx."""
-    app.add_directive("measured", Measured)

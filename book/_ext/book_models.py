@@ -12,7 +12,6 @@ from typing import Any, ClassVar
 
 import yaml
 from book_directives import Made
-from sphinx.application import Sphinx
 
 from pe._errors import unknown
 from pe.results.markdown import pipe
@@ -97,13 +96,7 @@ class Models(Made):
     classes: ClassVar[list[str]] = ["pe-results", "wrap"]
 
     def text(self) -> str:
-        self.env.note_dependency(str(FILE))
         part = self.arguments[0]
         if part not in PARTS:
             raise unknown("part", part, PARTS)
         return PARTS[part]()
-
-
-def setup(app: Sphinx) -> None:
-    """Register with Sphinx."""
-    app.add_directive("models", Models)

@@ -102,8 +102,8 @@ def draw(root: Path, book: Path, wanted: Figures) -> None:
     target = book / "_generated"
     stamps_file = target / "pictures.json"
     old = json.loads(stamps_file.read_text()) if stamps_file.exists() else {}
-    shown = [root / "pe" / "figures", root / "pe" / "results"]
-    modules = [*(path for folder in shown for path in folder.glob("*.py"))]
+    parts = ("figures", "results", "speed")
+    modules = [path for part in parts for path in (root / "pe" / part).glob("*.py")]
     modules += [root / "pe" / "study" / "plan.py", *(root / "studies").glob("*.yaml")]
     look = _hash(sorted(modules))
     stamps: dict[str, str] = {}

@@ -16,7 +16,6 @@ from book_studies import Snapshot, Studies
 from book_tables import titles
 from docutils import nodes
 from docutils.parsers.rst import directives
-from sphinx.application import Sphinx
 
 from pe._errors import unknown
 from pe.recipes.command import notebook_command, notebook_parameters
@@ -246,11 +245,3 @@ class Rerun(Made):
         if not all((run.read()["training"] or {}).get("wall_seconds") for _, run in runs):
             total = "A dash stands for a time that is not recorded."
         return pipe(heads, lines, 4) + f"\n\n{total}\n\n" + "\n\n".join(commands)
-
-
-def setup(app: Sphinx) -> None:
-    """Register with Sphinx."""
-    app.add_directive("if-recorded", IfRecorded)
-    app.add_directive("settings", Settings)
-    app.add_directive("missing-runs", MissingRuns)
-    app.add_directive("rerun", Rerun)

@@ -25,7 +25,6 @@ from typing import Any, ClassVar
 from book_directives import Made
 from book_pictures import Figures
 from docutils.parsers.rst import directives
-from sphinx.application import Sphinx
 
 from pe.encodings import list_encodings
 from pe.figures import pretrained as figures
@@ -282,8 +281,6 @@ class Pretrained(Made):
     def records(self) -> list[dict[str, Any]]:
         """Those that the directive is about."""
         runs = self.book.folder.parent / "runs"
-        for file in sorted(runs.glob(f"{self.arguments[0]}/*/{FILE}")):
-            self.env.note_dependency(str(file))
         chosen = {key: self.options.get(key) for key in ("corpus", "encodings", "trained")}
         encodings = (chosen["encodings"] or "").split()
         return records_of(
@@ -330,11 +327,3 @@ class PretrainedPicture(Pretrained):
             words += " The whiskers are Wilson's 95% intervals over the prompts."
         alt = "Loss and hidden numbers found by length of the context; the tables have the numbers."
         return f"````{{picture}} {name}\n:alt: {alt}\n\n{words}\n````"
-
-
-def setup(app: Sphinx) -> None:
-    """Register with Sphinx."""
-    app.add_directive("pretrained-losses", Losses)
-    app.add_directive("pretrained-found", Found)
-    app.add_directive("pretrained-training", Training)
-    app.add_directive("pretrained-picture", PretrainedPicture)

@@ -11,13 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from statistics import median
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
-from book_directives import Block
+from book_directives import RESULTS, Made
 from book_studies import Snapshot
-from docutils import nodes
-from sphinx.application import Sphinx
 
 from pe.recipes.named import RECIPES
 from pe.recipes.recipe import Recipe
@@ -113,15 +111,11 @@ def table(recipes: Mapping[str, Recipe], runs: Sequence[Snapshot], speeds: Seque
     return pipe(HEADS, lines)
 
 
-class Recipes(Block):
-    """The table, on the page where the directive stands."""
+class Recipes(Made):
+    """The table of all recipes."""
 
-    def run(self) -> list[nodes.Node]:
-        book = self.book
-        text = table(RECIPES, book.studies.complete(), book.speeds.all)
-        return self.markdown(text, nodes.container(classes=["pe-results", "pe-recipes"]))
+    required_arguments = 0
+    classes: ClassVar[list[str]] = [RESULTS, "pe-recipes"]
 
-
-def setup(app: Sphinx) -> None:
-    """Register with Sphinx."""
-    app.add_directive("recipes", Recipes)
+    def text(self) -> str:
+        return table(RECIPES, self.book.studies.complete(), self.book.speeds.all)

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 from book_directives import Made
-from sphinx.application import Sphinx
 
 from pe._errors import unknown
 from pe.results.markdown import pipe
@@ -296,9 +295,3 @@ class Scaling(Made):
 
     def text(self) -> str:
         return text(self.arguments[0], records())
-
-
-def setup(app: Sphinx) -> None:
-    """Register with Sphinx."""
-    app.add_directive("scaling", Scaling)
-    app.add_directive("step-speed", StepSpeed)
