@@ -36,7 +36,7 @@ class Api(Block):
 
 
 def find(name: str) -> Any:
-    """The object behind a dotted name that begins with a module."""
+    """Return the object that a dotted name means. The name begins with a module."""
     parts = name.split(".")
     value: Any = importlib.import_module(parts[0])
     for i, part in enumerate(parts[1:], 2):
@@ -48,7 +48,7 @@ def find(name: str) -> Any:
 
 
 def signature(name: str, value: Any) -> str:
-    """How it is called; for a class, with its public methods below."""
+    """Write the signature of a function, or that of a class with those of its public methods."""
     if not inspect.isclass(value):
         return _call(name, value)
     if dataclasses.is_dataclass(value) and "__init__" not in inspect.getsource(value):
@@ -112,7 +112,7 @@ def _call(name: str, value: Any, method: bool = False) -> str:
 
 
 def prose(doc: str) -> str:
-    """A docstring as Markdown: Google-style sections become headed lists."""
+    """Convert a docstring to Markdown. Sections of Google's style become lists with a heading."""
     result: list[str] = []
     section = False
     for line in doc.replace("``", "`").splitlines():

@@ -28,7 +28,7 @@ OF_METHOD = "Claims beside our records; {doc}`/claims` says how the verdicts are
 
 
 def judged(book: Path, names: Sequence[str] = ()) -> list[Judged]:
-    """All claims with their verdicts, in the ledger's order; or those of these ids, in theirs.
+    """Judge all claims in the ledger's order, or those with these ids in the order of the ids.
 
     Raises:
         ValueError: an id that the ledger does not have.
@@ -39,7 +39,7 @@ def judged(book: Path, names: Sequence[str] = ()) -> list[Judged]:
 
 
 def selected(ledger: Mapping[str, T], names: Sequence[str]) -> list[T]:
-    """What has these ids, in their order; all where none is named."""
+    """Return the entries with these ids, in the order of the ids; all entries if none is named."""
     for name in names:
         if name not in ledger:
             raise unknown("claim", name, list(ledger))
@@ -47,14 +47,14 @@ def selected(ledger: Mapping[str, T], names: Sequence[str]) -> list[T]:
 
 
 def tally(found: list[Judged]) -> str:
-    """Verdicts and how many claims have each."""
+    """Write a table of how many claims have each verdict."""
     count = Counter(one.verdict for one in found)
     rows = [[verdict.value, str(count[verdict])] for verdict in Verdict if count[verdict]]
     return pipe(["verdict", "claims"], [*rows, ["*all*", str(len(found))]])
 
 
 def entry(one: Judged) -> str:
-    """One claim: what they say, what we found, where it is on record."""
+    """Write one claim: the authors' result, ours, and the records."""
     c = one.claim
     paper = f"[arXiv:{c.paper}](https://arxiv.org/abs/{c.paper}), " if c.paper else ""
     theirs = f"{c.theirs}. {_sentence(c.setup)} (Read in: {c.read}.)"
@@ -73,7 +73,7 @@ def entry(one: Judged) -> str:
 
 
 def beside(found: list[Judged]) -> str:
-    """Claims as a table; the verdict is second, where a phone shows it."""
+    """Write claims as a table. The verdict is in the second column, which a phone shows."""
     rows = []
     for one in found:
         theirs = "not checked against the paper" if one.claim.read == "memory" else one.claim.theirs
@@ -89,7 +89,7 @@ def _sentence(text: str) -> str:
 
 
 def about_page(book: Path, stem: str, ledger: Sequence[Claim] | None = None) -> list[str]:
-    """Ids of the claims about a method page's encodings, without those that have another page."""
+    """Return the ids of the claims about the encodings of a method page that have no other page."""
     own = {name for name in of_page(stem) if not (book / "methods" / f"{name}.md").exists()}
     ledger = claims.load(book / LEDGER) if ledger is None else ledger
     return [claim.id for claim in ledger if (own | {stem}) & set(claim.encodings)]
@@ -105,7 +105,7 @@ class _OfLedger(Made):
 
 
 class Claims(_OfLedger):
-    """The tally, or the claims of one verdict."""
+    """The number of claims per verdict, or the claims with one verdict."""
 
     classes: ClassVar[list[str]] = []
 
@@ -121,7 +121,7 @@ class Claims(_OfLedger):
 
 
 class ClaimTable(_OfLedger):
-    """Some claims, by their ids, or those about the encodings whose page this is."""
+    """The claims with some ids, or those about the encodings of this page."""
 
     required_arguments, optional_arguments = 0, 1
     final_argument_whitespace = True

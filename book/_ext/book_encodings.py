@@ -64,7 +64,7 @@ class Row(NamedTuple):
 
 
 def row(name: str) -> Row:
-    """What the registry says of one encoding."""
+    """Return what the registry and an instance say about one encoding."""
     part = lookup(name)
     layers = layer_encodings(name, LAYERS, **SIZES)
     enc = layers[0]
@@ -84,12 +84,12 @@ def row(name: str) -> Row:
 
 
 def rows() -> list[Row]:
-    """All of them, in the order of `in_order`."""
+    """Return a row per encoding, in the order of `in_order`."""
     return [row(name) for name in in_order(list_encodings())]
 
 
 def place(part: Part) -> str:
-    """Where a class acts."""
+    """Say where a class acts."""
     if issubclass(part, FrequencyTransform):
         return FREQUENCIES
     acts = [
@@ -103,7 +103,7 @@ def place(part: Part) -> str:
 
 
 def cached(enc: Encoding) -> str:
-    """What is kept of each key."""
+    """Say what a cache holds of each key."""
     if not enc.cacheable:
         return "none"
     k, here = torch.zeros(1, SIZES["num_heads"], 1, SIZES["head_dim"]), torch.zeros(1).long()
@@ -117,7 +117,7 @@ def cached(enc: Encoding) -> str:
 
 
 def page(part: Part) -> str | None:
-    """The page that is named as the class's file, or else shows it."""
+    """Return the page that is named like the class's file, or else one that includes the file."""
     file = Path(str(sys.modules[part.__module__].__file__))
     if (BOOK / "methods" / f"{file.stem}.md").exists():
         return file.stem
@@ -128,7 +128,7 @@ def page(part: Part) -> str | None:
 
 
 def paper(name: str) -> str | None:
-    """Key of the encoding's paper in references.bib."""
+    """Return the key of the encoding's paper in references.bib."""
     number = about(name).paper
     entries = re.split(r"\n(?=@)", (BOOK / "references.bib").read_text("utf-8"))
     keys = (re.match(r"@\w+\{([^,]+),", e.strip()) for e in entries if number and number in e)
@@ -136,7 +136,7 @@ def paper(name: str) -> str | None:
 
 
 def markdown(found: list[Row]) -> str:
-    """The table."""
+    """Write the table."""
     lines = [
         [
             f"{{doc}}`{r.name} </methods/{r.page}>`" if r.page else f"`{r.name}`",

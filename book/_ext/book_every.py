@@ -117,9 +117,7 @@ def _put_on(method: str, cells: Mapping[str, Mapping[str, Any]], base: Row) -> l
     found = [write(measure(base, QUALITY[0]), QUALITY[0])]
     for m in MULTIPLES[1:]:
         cell = cells.get(f"{method}@{m}", {}).get("perplexity", {}).get(quantities.tokens(run, m))
-        value = (cell or {}).get("value")
-        limit = quantities.vocabulary(run)
-        found.append(quantities.perplexity(value, limit) if value else NONE)
+        found.append(quantities.perplexity((cell or {}).get("value"), quantities.vocabulary(run)))
     return [", ".join(map(str, base.seeds)), *found, NONE]
 
 

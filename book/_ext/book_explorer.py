@@ -68,7 +68,7 @@ def prepare(studies: Studies, speeds: Speeds, book: Path) -> list[str]:
 
 
 def draw_card(rows: Sequence[Row], path: Path) -> None:
-    """The picture that is shown where somebody shares a page: 1,200 x 630 pixels."""
+    """Draw the picture that sites show beside a link to the guide: 1,200 x 630 pixels."""
     shown = [row for row in comparable(rows) if measure(row, "ppl@1x").value is not None][:8]
     with style():
         figure = Figure(figsize=(12, 6.3), facecolor="white")
@@ -93,7 +93,7 @@ def draw_card(rows: Sequence[Row], path: Path) -> None:
 
 
 def rotary_settings() -> dict[str, Any]:
-    """What the explorer of encodings starts from: methods by the registry, and colours."""
+    """Return what the explorer of encodings starts with: methods, sizes and colours."""
     from pe.encodings import about, extension_methods
     from pe.encodings.core.extending import extension_method
 
@@ -111,7 +111,7 @@ def rotary_settings() -> dict[str, Any]:
 
 
 class Explorer(Block):
-    """A place for one of the explorers, and a picture where no script runs."""
+    """One of the explorers, and a picture for readers without scripts."""
 
     required_arguments = 1
     option_spec: ClassVar[dict[str, Any]] = {

@@ -43,17 +43,17 @@ BESIDE = ("nope", "rope", "yarn", "pope")
 
 @functools.cache
 def pages() -> dict[str, str | None]:
-    """The page of book/methods that shows the code of an encoding."""
+    """Return the page of book/methods that shows the code of each encoding."""
     return {name: page(lookup(name)) for name in list_encodings()}
 
 
 def of_page(stem: str) -> list[str]:
-    """The encodings of a page."""
+    """Return the encodings of a page."""
     return [name for name, found in pages().items() if found == stem]
 
 
 def found(studies: Studies, stem: str) -> dict[str, tuple[list[Row], list[Row]]]:
-    """By study that trained an encoding of the page: its rows, and those they stand beside."""
+    """Return, by study, the rows of a page's encodings and the rows that they are compared with."""
     names = set(of_page(stem))
     rows: dict[str, tuple[list[Row], list[Row]]] = {}
     for study, other in BUDGETS:
@@ -74,7 +74,7 @@ def _beside(studies: Studies, study: str) -> list[Row]:
 
 
 def acts(pe: str) -> str:
-    """Where an encoding, or a sum of them, acts: a key of `pe.figures.reach.PLACES`."""
+    """Return where an encoding or a sum acts: a key of `pe.figures.reach.PLACES`."""
     where = ", ".join(place(lookup(name)) for name in part_names(pe))
     if "logits" in where:
         return "logits"
@@ -84,12 +84,12 @@ def acts(pe: str) -> str:
 
 
 def places(rows: Sequence[Row]) -> dict[str, str]:
-    """By the label of a row, where its encoding acts."""
+    """Return `acts` of each row, by its label."""
     return {row.label: acts(row.pe) for row in rows}
 
 
 def figures_of(studies: Studies) -> Figures:
-    """STUDY-PAGE: perplexity by length of its rows and those they stand beside; STUDY-reach.
+    """Return the figures STUDY-PAGE (perplexity by length) and STUDY-reach of each budget.
 
     And windows-by-window, with plain RoPE as the row whose last layer rotates without a window.
 
@@ -131,7 +131,7 @@ def text(
     rows: Mapping[str, tuple[Sequence[Row], Sequence[Row]]],
     pages: Mapping[str, str],
 ) -> str:
-    """The Markdown; ``pages`` by the names of runs."""
+    """Write figures and tables of the rows of each study. ``pages`` has the page of each run."""
     names = of_page(stem)
     if not rows:
         commands = " or ".join(f"`-p pe {name}`" for name in names)
@@ -167,7 +167,7 @@ def _of_budget(
 
 
 def _rates(rows: Sequence[Row]) -> str:
-    """Where the learning rates of the rows come from."""
+    """Say where the learning rates of the rows come from."""
     rates = {row.runs[0].read()["recipe"]["learning_rate"] for row in comparable(rows)}
     if len(rates) == 1:
         return f" All rows have the learning rate {rates.pop():g}; no other was tried."
@@ -178,7 +178,7 @@ def _rates(rows: Sequence[Row]) -> str:
 
 
 def _scatter(rows: Sequence[Row]) -> str:
-    """How far the next seed of RoPE may lie: what one seed of another encoding is held against."""
+    """Say how far seeds differ, so that readers can judge a difference of one seed."""
     seeds = {row.seeds for row in comparable(rows)}
     known = next((row for row in rows if row.label == "rope" and len(row.runs) > 1), None)
     if all(len(row.runs) == 1 for row in rows):
@@ -196,7 +196,7 @@ def _scatter(rows: Sequence[Row]) -> str:
 
 
 class Measured(Block):
-    """Figures and tables of the method whose page this is."""
+    """Figures and tables of the encodings of this page."""
 
     optional_arguments = 1
 

@@ -18,7 +18,7 @@ from pe.results.rows import named
 
 
 def write(target: Path, data: str | bytes) -> bool:
-    """Write a file unless it already holds these bytes; tell whether it was written."""
+    """Write a file unless it already holds these bytes."""
     content = data.encode() if isinstance(data, str) else data
     if target.exists() and target.read_bytes() == content:
         return False
@@ -45,7 +45,7 @@ def mirror(root: Path, book: Path, complete: Iterable[Snapshot]) -> None:
 
 
 def run_page(run: Snapshot) -> bytes:
-    """The executed notebook with a title of its own, so that pages can be told apart."""
+    """Return the executed notebook with a title that names the run."""
     record = run.read()
     notebook: dict[str, Any] = json.loads((run.directory / "train.ipynb").read_text("utf-8"))
     name, _ = named(record["recipe"])

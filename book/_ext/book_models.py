@@ -31,24 +31,24 @@ _ARXIV = "https://arxiv.org/abs/"
 
 @cache
 def ledger() -> dict[str, Any]:
-    """The file: `models`, a list of rows, and `methods`, by the place where they act."""
+    """Read the file: `models` is a list, and `methods` has a list per place where they act."""
     found: dict[str, Any] = yaml.safe_load(FILE.read_text("utf-8"))
     return found
 
 
 def year(entry: dict[str, Any]) -> int:
-    """When a model or method was published: that of its arXiv id, or as stated."""
+    """Return the year in which a model or method was published, from its arXiv id or as stated."""
     return 2000 + int(entry["paper"][:2]) if "paper" in entry else int(entry["year"])
 
 
 def when(entry: dict[str, Any]) -> float:
-    """The same with months as fractions, where the arXiv id tells them."""
+    """Return the time of publication in years, to the month if the arXiv id has it."""
     month = int(entry["paper"][2:4]) - 0.5 if "paper" in entry else 6.0
     return year(entry) + month / 12
 
 
 def source(cell: dict[str, Any]) -> str:
-    """The mark that says where a cell is from.
+    """Return the mark that names the source of a cell.
 
     Raises:
         ValueError: a cell with no source, or with two.
@@ -63,13 +63,13 @@ def source(cell: dict[str, Any]) -> str:
 
 
 def entries(model: dict[str, Any], column: str) -> list[dict[str, Any]]:
-    """What a model's cell says, each entry with its source."""
+    """Return the entries of a model's cell."""
     cell = model.get(column, [])
     return cell if isinstance(cell, list) else [cell]
 
 
 def table() -> str:
-    """All models, oldest first."""
+    """Write a table of all models, the oldest first."""
     lines = []
     for model in sorted(ledger()["models"], key=when):
         line = [model["name"], str(year(model))]
@@ -82,7 +82,7 @@ def table() -> str:
 
 
 def classes() -> str:
-    """The configuration class of each model that has one."""
+    """Write a table of the models that have a configuration class in transformers."""
     named = [[m["name"], f"`{m['class']}`"] for m in ledger()["models"] if "class" in m]
     return pipe(["model", "configuration class"], named, 2)
 

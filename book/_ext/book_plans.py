@@ -32,7 +32,7 @@ WORKER = "python -m pe.study.worker"
 
 
 def there(studies: Studies, text: str) -> list[Snapshot]:
-    """The runs of ``STUDY``, ``STUDY/ROW``, ``STUDY/ROW#SEED`` or ``STUDY/ROW.extension``, if any.
+    """Return the recorded runs of STUDY, STUDY/ROW, STUDY/ROW#SEED or STUDY/ROW.extension.
 
     Raises:
         ValueError: the study's YAML has no such row, or a run no such part.
@@ -59,7 +59,7 @@ def there(studies: Studies, text: str) -> list[Snapshot]:
 
 
 def settings(study: str) -> str:
-    """A Markdown table of how the runs of a plan are trained; where they differ, all ways."""
+    """Write a table of how the runs of a plan are trained, with all values where they differ."""
     recipes = [planned.recipe for planned in load_plan(study) if not planned.zero_shot]
     seeds = ", ".join(map(str, sorted({recipe.seed for recipe in recipes})))
     lines = {
@@ -89,7 +89,7 @@ def settings(study: str) -> str:
 def missing_runs(
     study: str, plan: list[Planned], rows: Mapping[str, Row], unmeasured: Sequence[str] = ()
 ) -> str:
-    """Words on what is planned and not recorded, and the command that goes on.
+    """Say which planned runs are not recorded, and which command runs them.
 
     Args:
         unmeasured: cells that a zero-shot part of the plan still lacks.
@@ -128,8 +128,9 @@ def missing_runs(
     return "\n".join(lines)
 
 
-def _listed(words: list[str]) -> str:
-    return " and ".join([", ".join(words[:-1])] * (len(words) > 1) + words[-1:])
+def listed(words: Sequence[str], last: str = "and") -> str:
+    """Write ``a, b and c``."""
+    return f" {last} ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
 def _by_method(cells: Sequence[str]) -> list[str]:
@@ -139,13 +140,13 @@ def _by_method(cells: Sequence[str]) -> list[str]:
         found.setdefault(method, []).append(factor)
     return [
         label(method)
-        + ("" if factors == ["1"] else f" with factor{'s'[: len(factors) > 1]} {_listed(factors)}")
+        + ("" if factors == ["1"] else f" with factor{'s'[: len(factors) > 1]} {listed(factors)}")
         for method, factors in found.items()
     ]
 
 
 def unmeasured_cells(studies: Studies, plan: list[Planned]) -> list[str]:
-    """Cells of the plan's zero-shot parts that no record holds."""
+    """Return the cells of the plan's zero-shot parts that no record has."""
     runs = {f"{run.study}/{run.name}": run for run in studies.complete()}
     found: list[str] = []
     for planned in plan:
@@ -157,7 +158,7 @@ def unmeasured_cells(studies: Studies, plan: list[Planned]) -> list[str]:
 
 
 def repeat(record: Mapping[str, Any]) -> str:
-    """The lines that one types to carry out the run of a record again.
+    """Write the commands that repeat the run of a record.
 
     Where a worker of a study wrote down how it was started, they are made from the recipe.
     """
@@ -174,7 +175,7 @@ def _commit(record: Mapping[str, Any]) -> str:
 
 
 class IfRecorded(Block):
-    """Content for records that are there; ``:else:`` is said where they are not."""
+    """Content that is shown if there are records; ``:else:`` is shown if there are none."""
 
     required_arguments = 1
     has_content = True

@@ -49,7 +49,7 @@ NOT_MEASURED = Cost("–", "–", "not measured")
 
 
 def parameters(recipe: Recipe) -> int:
-    """Numbers in the recipe's model."""
+    """Count the parameters of the recipe's model."""
     from pe.model import PEForCausalLM  # it imports transformers
     from pe.training.build import build_config
 
@@ -59,7 +59,7 @@ def parameters(recipe: Recipe) -> int:
 
 
 def cost(recipe: Recipe, runs: Sequence[Snapshot], speeds: Sequence[Speed]) -> Cost:
-    """That of a speed record made with the recipe, or else of recorded runs like it on a CPU.
+    """Return the cost from a speed record of the recipe, or else from recorded runs on a CPU.
 
     Runs on a GPU do not count: several of them may have shared it, and their records do not say so.
     """
@@ -89,17 +89,17 @@ def cost(recipe: Recipe, runs: Sequence[Snapshot], speeds: Sequence[Speed]) -> C
 
 
 def millions(number: int) -> str:
-    """``34.1 M``, ``1,049 M``."""
+    """Write ``34.1 M`` or ``1,049 M``."""
     return f"{number / 1e6:,.{1 if number < 1e8 else 0}f} M"
 
 
 def tokens(recipe: Recipe) -> int:
-    """Tokens that a run is trained on."""
+    """Count the tokens that a run is trained on."""
     return recipe.steps * recipe.batch_size * recipe.context_length
 
 
 def table(recipes: Mapping[str, Recipe], runs: Sequence[Snapshot], speeds: Sequence[Speed]) -> str:
-    """The Markdown."""
+    """Write a line per recipe."""
     lines = []
     for name, recipe in recipes.items():
         lines.append([

@@ -73,7 +73,7 @@ class StudyTable(Made):
 
 
 def titles(study: str) -> dict[str, str]:
-    """By name, the title of each planned row of a study; none for a study without a plan."""
+    """Return the title of each planned row of a study, by name; none if it has no plan."""
     plan = load_plan(study) if rows.planned(study) else []
     recipes = {p.label: p.recipe.to_dict() for p in plan if not p.zero_shot}
     titled = rows.titled(list(recipes.values())) if plan else []
@@ -95,7 +95,7 @@ def study_table(
     tokens: bool = False,
     verdicts: bool = False,
 ) -> str:
-    """The Markdown of rows, and the names of those that are planned and have no run yet.
+    """Write rows, and the names of those that are planned and have no run yet.
 
     Args:
         planned: titles of all rows of the plan. wanted: names of rows; none: all.

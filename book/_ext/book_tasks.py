@@ -48,18 +48,18 @@ BESIDE = ("nope", "rope")
 
 
 def load(root: Path) -> list[Outcome]:
-    """Every task of the study; none in a tree without its plan."""
+    """Return the outcomes of all tasks of the study; none in a tree without its plan."""
     path = root / PLAN
     return outcome.outcomes(load_study(str(path)), root / "runs") if path.exists() else []
 
 
 def picture(one: Outcome) -> str:
-    """The name of its figure."""
+    """Return the name of the figure of a task."""
     return "tasks-" + re.sub(r"[^a-z0-9]+", "-", one.key)
 
 
 def figures_of(found: Sequence[Outcome]) -> Figures:
-    """A figure for each task, and one of all."""
+    """Return a figure per task, and one of all tasks."""
     drawn: Figures = {}
     if found:
         planned = list(dict.fromkeys(pe for one in found for pe in one.planned))
@@ -75,12 +75,12 @@ def figures_of(found: Sequence[Outcome]) -> Figures:
 
 
 def page_of(one: Outcome, pe: str) -> str:
-    """The page of a record, from the root of the site."""
+    """Return the address of the page of a record, from the root of the site."""
     return f"{PAGES}/{one.run.name}/{slug(pe)}.html"
 
 
 def link(one: Outcome, pe: str, text: str, root: str = "") -> str:
-    """A link to the page of a record."""
+    """Return a link to the page of a record."""
     return f'<a href="{root}{page_of(one, pe)}">{text}</a>'
 
 
@@ -99,7 +99,7 @@ def write_pages(found: Sequence[Outcome], site: Path) -> None:
 
 
 def record_page(one: Outcome, record: TaskRecord) -> str:
-    """What is recorded of an encoding on a task, as a plain page."""
+    """Return the page of the record of an encoding on a task."""
     parts = [("Each seed", _seeds(one, record))]
     if record.sweep is not None:
         about = f"The sweep: {len(record.sweep.seeds)} seeds, {record.sweep.steps:,} steps"
@@ -175,7 +175,7 @@ def _loss(value: float | None) -> str:
 
 
 def settings(found: Sequence[Outcome]) -> str:
-    """What all tasks have in common, as a sentence, and a table of what they have not."""
+    """Write the settings that all tasks share as a sentence, and the others as a table."""
     lines = []
     for one in found:
         experiment = one.run.experiment

@@ -53,7 +53,7 @@ class Value(NamedTuple):
 
     @property
     def mean(self) -> float:
-        """Over seeds."""
+        """The mean over seeds."""
         mean = statistics.fmean(map(self.scale, self.by_seed.values()))
         return math.exp(mean) if self.geometric else mean
 

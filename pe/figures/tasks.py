@@ -13,7 +13,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from pe.figures.axes import CUT, GUESS, WHOLE, legend, mark, numbers
 from pe.figures.style import FAINT, INK, SEQUENTIAL, colour, marker, style
@@ -23,7 +23,6 @@ from pe.runs.models import TaskRecord
 from pe.tasks.core.registry import task
 from pe.tasks.measure import summary
 
-PERCENT = FuncFormatter(lambda value, _: f"{100 * value:g}%")
 NOTHING = "nothing is on record yet"
 
 
@@ -106,7 +105,7 @@ def live_curves(
 def _shares(axes: Axes, record: TaskRecord) -> None:
     axes.axhline(record.chance, **GUESS)
     axes.set_ylim(-0.03, 1.03)
-    axes.yaxis.set_major_formatter(PERCENT)
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 
@@ -198,7 +197,7 @@ def by_encoding(records: Mapping[str, TaskRecord | None]) -> Figure:
             _line_of(axes, line, pe, record, split)
         axes.set_xlim(-0.04, 1.04)
         axes.grid(visible=False, axis="y")
-        axes.xaxis.set_major_formatter(PERCENT)
+        axes.xaxis.set_major_formatter(PercentFormatter(1.0))
         axes.set_title(summary.title(split), fontsize=10.5)
         axes.set_xlabel("right answers")
     axes = panels[0]

@@ -49,7 +49,7 @@ def plan(run: Run) -> Markdown:
     wait_for_device()
     r = run.recipe
     options = ", ".join(f"{key} {value}" for key, value in r.pe_options.items())
-    heads = f"{r.num_attention_heads} heads"
+    heads = f"{r.num_attention_heads} head" + ("s" if r.num_attention_heads > 1 else "")
     if r.num_key_value_heads != r.num_attention_heads:
         heads += f" ({r.num_key_value_heads} for keys and values)"
     layers = f"{r.num_hidden_layers} layer" + ("s" if r.num_hidden_layers > 1 else "")
@@ -72,7 +72,7 @@ def plan(run: Run) -> Markdown:
     memory = _memory(r)
     if memory:
         rows["memory"] = memory
-    table = markdown.pipe(["", ""], [[key, value] for key, value in rows.items()], 2)
+    table = markdown.pipe(["", ""], list(rows.items()), 2)
     from pe.encodings.core.parts import part_classes
 
     _show_layers(r)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 from pe.figures import pretrained as figures
@@ -37,7 +38,7 @@ def plan(run: PretrainedRun) -> Markdown:
         else "none",
         "recorded in": f"`{shown(run)}`",
     }
-    return show(pipe(["", ""], [[key, value] for key, value in rows.items()], 2))
+    return show(pipe(["", ""], list(rows.items()), 2))
 
 
 def carry_out(run: PretrainedRun) -> dict[str, Any]:
@@ -79,9 +80,10 @@ def samples(record: dict[str, Any]) -> Markdown:
     fence = "`" * 4
     parts = []
     for v, outcome in record["outcomes"].items():
-        text = f"{fence}text\n{outcome['sample']}\n{fence}"
-        if outcome["sample"] is None:
-            text = "No text: the logits are not finite."
+        sample = outcome["sample"]
+        text = "No text: the logits are not finite."
+        if sample is not None:
+            text = f"{fence}text\n{sample}\n{fence}"
         parts.append(f"**{WORDS[v]}**\n\n{text}")
     return show("\n\n".join(parts))
 
@@ -95,8 +97,6 @@ def trained(run: PretrainedRun, record: dict[str, Any]) -> SVG | Markdown:
 
 def settings(record: dict[str, Any]) -> Markdown:
     """Show what to write into config.json if the encoding is a setting of transformers."""
-    import json
-
     block = record["transformers_settings"]
     if block is None:
         return show(

@@ -1,8 +1,8 @@
-"""Runs that began with another study's run, extended: before, without training, and trained on.
+"""Runs that extend another study's run: before the change, after it, and after more training.
 
-A run records what its change of encoding did by itself (``conversion`` in run.json): the weights it
-began with under their own encoding, and under its own before the first step. Its evaluation is the
-third of three rows that score the same targets. Imports no torch.
+``conversion`` in run.json has the perplexities of the weights that a run began with, under their
+old encoding and under the new one before the first step. The evaluation of the run is the third
+measurement. All three score the same targets. Imports no torch.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def table(rows: Sequence[FineTuned], pages: Mapping[str, str]) -> str:
     limit = quantities.vocabulary(rows[0].row.runs[0])
 
     def texts(values: Mapping[int, float | None]) -> list[str]:
-        return ["–" if v is None else quantities.perplexity(v, limit) for v in values.values()]
+        return [quantities.perplexity(value, limit) for value in values.values()]
 
     before, first = rows[0].before, min(rows[0].before)
     lines = [

@@ -34,25 +34,25 @@ def table(
     tokens: bool = False,
     verdicts: bool = False,
 ) -> str:
-    """Write a table with a line for each row, compared on the seeds that all rows have.
+    """Write a table with a line per row, compared on the seeds that all rows have.
 
-    Where some have more seeds, their means follow below, in italics. Two baselines come with
-    lengths beyond that of training: what a model that reads only the last tokens of a text reaches
-    (a line of perplexities, the same everywhere, for the targets are the same; in cells of shares a
-    second number, `pe.results.measure.cut`), and the `ceilings`, at the same tokens as the others.
+    Rows with more seeds follow below with their means, in italics. Lengths beyond that of training
+    come with two baselines. One is a model that reads only the last training length of a text
+    (`pe.results.measure.cut`): a line of perplexities, and a second number in cells of shares. The
+    other is the `ceilings`, at the same number of tokens.
 
     Args:
-        columns: quantities; ``ppl`` and the like stand for all lengths. Default: perplexities, and
-            those of `pe.results.quantities.COLUMNS` that any run has recorded.
+        columns: quantities. ``ppl`` or a task stands for all its lengths. Default: perplexities,
+            and those of `pe.results.quantities.COLUMNS` that any run has recorded.
         links: by a run's name, the address of its page.
-        base: a row to show differences to, instead of values; bold where they hold after Holm's
-            correction over the whole table, without the means that follow. Of several seeds where
-            all rows have them, else of the same prompts (with the p of McNemar's test) or windows:
-            that is about these runs alone.
-        each: a line for each seed by itself.
-        tokens: lengths in tokens, not in multiples of the training length.
-        verdicts: below a value beyond the training length, whether it is better or worse than what
-            the same model has with the text cut (`pe.results.measure.beside_cutting`).
+        base: show the differences to this row instead of values. They are over the common seeds if
+            there are several, else over the same prompts (with the p of McNemar's test) or windows,
+            and then they are about these runs alone. A difference is bold if it holds after Holm's
+            correction over the whole table, without the means in italics.
+        each: write a line per seed.
+        tokens: give lengths in tokens, not in multiples of the training length.
+        verdicts: say below a value beyond the training length whether it is better or worse than
+            the same model with the text cut (`pe.results.measure.beside_cutting`).
     """
     longer = [row.label for row in ceilings(rows)]
     runs = [run for row in rows if row.label not in longer for run in row.runs]
@@ -60,7 +60,7 @@ def table(
     names = expand(columns or ("ppl", *_recorded(runs)), runs)
     heads = ["run", "seeds", *quantities.titles(names, length if tokens else None)]
     first = next((name for name in names if name.startswith("ppl@")), None)
-    if first and columns == ():
+    if first and not columns:
         heads[2 + names.index(first)] = f"perplexity at {quantities.title(first)}"
     links = links or {}
     if base is not None:
@@ -69,7 +69,7 @@ def table(
     own = [row for row in shown if row.label not in longer]
 
     def line(row: Row) -> list[str]:
-        """A column is of the same tokens for all rows, whatever they were trained on."""
+        """Write a row. A column has the same number of tokens for all training lengths."""
         there = [quantities.rescaled(name, row.runs[0], length) for name in names]
         return [*_name(row, links), *(_cell(row, name, verdicts) for name in there)]
 
@@ -129,10 +129,10 @@ def _name(row: Row, links: Mapping[str, str]) -> list[str]:
 
 
 def cropped(rows: Sequence[Row], names: Sequence[str]) -> list[str] | None:
-    """RoPE, or else the first row, when it reads only the last training length of a text.
+    """Return a line with the values of the base row if it reads only the last training length.
 
-    A perplexity is that at 1×, and a share is what `cut` leaves of it. None if no column is a
-    perplexity beyond the training length.
+    The base row is `pe.results.measure.cut_base`, and its values are those of `cut`. None if no
+    column is a perplexity beyond the training length.
     """
     row = cut_base(rows)
     if row is None:

@@ -36,17 +36,17 @@ class Row:
 
     @property
     def pe(self) -> str:
-        """Its encoding."""
+        """The encoding of the runs."""
         return str(self.runs[0].read()["pe"])
 
     @property
     def converted(self) -> bool:
-        """Whether it started from a run with another encoding."""
+        """Whether the runs started from weights that were trained with another encoding."""
         return self.origin != self.pe
 
     @property
     def seeds(self) -> tuple[int, ...]:
-        """A seed is the initial weights of a run and the order of its text."""
+        """The seeds of the runs: each decides the initial weights and the order of the text."""
         return tuple(int(run.read()["seed"]) for run in self.runs)
 
     def of(self, seeds: Iterable[int]) -> Row:
@@ -60,7 +60,7 @@ class Row:
 
 
 def planned(study: str) -> bool:
-    """Whether the study has a YAML, whose names its rows have."""
+    """Return whether the study has a YAML, which names its rows."""
     try:
         study_file(study)
     except ValueError:

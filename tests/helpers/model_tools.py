@@ -43,7 +43,7 @@ def small(name: str = "rope", seed: int = 0, std: float = 0.2, **more: Any) -> P
 
 
 def one_per_kind(names: Iterable[str]) -> list[str]:
-    """One encoding for each combination of traits, for tests of what surrounds an encoding.
+    """Return one encoding for each combination of traits, for tests of what surrounds an encoding.
 
     What an encoding itself has to keep is a law, checked for every one of them.
     """
@@ -63,7 +63,7 @@ def one_per_kind(names: Iterable[str]) -> list[str]:
 
 
 def stepwise(model: PEForCausalLM, ids: Tensor, chunks: list[int], **more: Any) -> Tensor:
-    """Logits of all tokens, fed in chunks through one cache."""
+    """Return the logits of all tokens, fed in chunks through one cache."""
     cache, logits, start = DynamicCache(), [], 0
     mask = more.pop("attention_mask", None)
     for size in chunks:
