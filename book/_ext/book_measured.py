@@ -127,9 +127,7 @@ def figures_of(studies: Studies) -> Figures:
 
 
 def text(
-    stem: str,
-    rows: Mapping[str, tuple[Sequence[Row], Sequence[Row]]],
-    pages: Mapping[str, str],
+    stem: str, rows: Mapping[str, tuple[Sequence[Row], Sequence[Row]]], pages: Mapping[str, str]
 ) -> str:
     """Write figures and tables of the rows of each study. ``pages`` has the page of each run."""
     names = of_page(stem)

@@ -6,13 +6,7 @@ import re
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    StringConstraints,
-    ValidationError,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, StringConstraints, ValidationError, model_validator
 
 from pe._errors import explain
 from pe._files import read_yaml

@@ -20,12 +20,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import (
-    FixedLocator,
-    MaxNLocator,
-    NullLocator,
-    PercentFormatter,
-)
+from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator, PercentFormatter
 
 from pe.figures.axes import (
     BASELINE,

@@ -33,11 +33,7 @@ def _empty() -> Figure:
 
 
 def _band(
-    axes: Axes,
-    x: Sequence[float],
-    values: Sequence[Interval | None],
-    pe: str,
-    dots: bool,
+    axes: Axes, x: Sequence[float], values: Sequence[Interval | None], pe: str, dots: bool
 ) -> None:
     """Draw the means of an encoding as a line and their intervals as a band."""
     ink = colour(pe)
@@ -90,12 +86,7 @@ def live_curves(
         every = max(1, len(means) // 400)
         at = range(1, len(means) + 1, every)
         axes.plot(
-            at,
-            means[::every],
-            color=colour(pe),
-            marker=marker(pe),
-            markevery=0.1,
-            label=label(pe),
+            at, means[::every], color=colour(pe), marker=marker(pe), markevery=0.1, label=label(pe)
         )
     axes.set_xlim(0, max(1, steps))
     _loss_by_step(figure, axes, chance)
@@ -150,13 +141,7 @@ def accuracy_by_position(records: Sequence[TaskRecord]) -> Figure:
             places = record.positions[split]
             if places is not None:
                 values = [summary.mean(at) for at in zip(*places.shares, strict=True)]
-                _band(
-                    axes,
-                    places.starts,
-                    values,
-                    record.pe,
-                    dots=len(places.starts) < 12,
-                )
+                _band(axes, places.starts, values, record.pe, dots=len(places.starts) < 12)
         axes.set_title(summary.title(split), fontsize=10.5)
         axes.set_xlabel("position")
     panels[0].set_ylabel("right answers")

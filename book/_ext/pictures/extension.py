@@ -44,11 +44,7 @@ def draw_reach() -> Figure:
         line = {"dynamic_ntk": "--", "llama3": "-.", "resonance": ":"}.get(name, "-")
         width = 3.5 if name == "rope" else 1.6  # it lies under others
         ax.plot(
-            reach(name).numpy(),
-            color=figures.colour(name),
-            ls=line,
-            lw=width,
-            label=label(name),
+            reach(name).numpy(), color=figures.colour(name), ls=line, lw=width, label=label(name)
         )
     first = int((turns_in_training() < 1).nonzero()[0])
     ax.axvspan(first, HEAD_DIM // 2 - 1, color=figures.FAINT, alpha=0.15, lw=0)
