@@ -162,6 +162,10 @@ def test_small_models_are_addressed_by_task_options_and_positions() -> None:
         ("tasks:k_back@item=16/binary.id-token", "unknown option of the task 'k_back' 'item'"),
         ("tasks:k_back@items=16/binary.id-token@40", r"positions \[40\] are not recorded"),
         ("tasks:k_back@items=16/binary.id-loss@3", "SPLIT-token@POSITIONS"),
+        ("tasks:k_back@items=16/binary.id-token@three", "SPLIT-token@POSITIONS"),
+        ("tasks:k_back@items/binary.id-token", "TASK@OPTION=VALUE"),
+        ("tasks:copy/rope.odd-token", "unknown split 'odd'"),
+        ("tasks:copy/rpoe.id-token", "did you mean 'rope'"),
     ]:
         with pytest.raises(ValueError, match=message):
             values(address)

@@ -1,7 +1,7 @@
-"""The parts of a run's page: each function takes a run and returns something Jupyter displays.
+"""The parts of a run's page: each function takes a run and returns something that Jupyter displays.
 
-Nothing here computes a result; it reads records. Paths are shown from the working folder or from
-``$PE_RUNS``, so that an executed notebook does not reveal the machine it came from.
+The functions read records. Paths are shown relative to the working folder or to ``$PE_RUNS``, so
+that an executed notebook does not reveal the machine that it was executed on.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def shown(run: Folder) -> str:
 def plan(run: Run) -> Markdown:
     """Show what will be trained: a table, and the formula of each encoding in the sum.
 
-    Where layers differ or hide keys, a picture of what each sees comes before them.
-    A run of a study waits here until it is alone on its device; its imports are done by then.
+    If layers differ or hide keys, a picture of the keys that each layer sees is displayed first.
+    A run of a study waits here until no other run uses its device. Its imports are done by then.
     """
     wait_for_device()
     r = run.recipe
@@ -177,10 +177,11 @@ def conversion(run: Run) -> Markdown:
 
 
 def comparable(run: Run) -> list[Run]:
-    """Return ``run`` and the complete runs of its study and the reference study that differ fairly.
+    """Return ``run`` and the complete runs that it can be compared with fairly.
 
-    They share everything but encoding and seed, and the text they were trained on. Of the same
-    experiment in both studies only one is taken. A damaged record is named in a warning.
+    These are runs of its study and of the reference study that were trained on the same text and
+    differ only in encoding and seed. If both studies have the same run, one is taken. A damaged
+    record is named in a warning.
     """
     fields, text = _setting(run), _fingerprint(run)
     runs: dict[str, Run] = {run.name: run}
@@ -227,7 +228,7 @@ def retrieval(runs: Sequence[Run], run: Run) -> Markdown:
 
 
 MAP_TOKENS = 32
-"""Attention is drawn of a text of so many tokens."""
+"""Length of the text whose attention is drawn, in tokens."""
 
 
 def attention(run: Run) -> Markdown:

@@ -1,13 +1,12 @@
-"""From a notebook's parameters to a run: one function per notebook, which everything calls.
+"""From a notebook's parameters to the folder of its run: one function per kind of notebook.
 
-The first code cell of ``notebooks/train.ipynb`` calls `configure`, that of ``convert.ipynb`` calls
-`configure_conversion`, that of ``study.ipynb`` `configure_study`, that of ``speed.ipynb``
-`configure_speed`, that of ``pretrained.ipynb`` `configure_pretrained`, that of ``tasks.ipynb``
-`configure_tasks`, and so does the papermill engine before any kernel starts, so that both mean the
-same folder and a mistake stops the command early.
-The notebook's ``parameters`` cell has the names, types and defaults of the function, which a test
-compares, and says what each means. None is the default that it names, so that 0 can be asked for.
-Imports torch only where the recipe ``auto`` or an encoding needs it.
+`LAUNCHERS` has the function of each notebook. The notebook's first code cell calls it, and so does
+the papermill engine before it starts a kernel. So both use the same folder, and a mistake stops the
+command early.
+
+The notebook's ``parameters`` cell repeats the names, types and defaults of the function, and says
+what each parameter means. None stands for the default that the cell names, so that 0 is a value.
+torch is imported only if the recipe ``auto`` or an encoding needs it.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ from pe.training.check import check_run
 
 RECIPE_FIELDS = tuple(name for name in Recipe.__dataclass_fields__ if name != "name")
 SCORING = ("each_length", "examples", "validation")
-"""Fields of an experiment that are not among its settings: numbers of examples."""
+"""The numbers of examples: fields of an experiment that are not among its settings."""
 
 
 @launcher(overrides=RECIPE_FIELDS)
@@ -68,7 +67,8 @@ def configure(
     Its directory is ``runs.root() / study / recipe.run_name()``; its recipe is set.
 
     Args:
-        recipe: a name of `pe.RECIPES`; auto: as the machine allows. What is None is as it says.
+        recipe: a name of `pe.RECIPES`, or ``auto``, which chooses by the device. Parameters that
+            are None have the value of the recipe.
         overrides: fields of the recipe that have no parameter.
 
     Raises:
@@ -104,15 +104,17 @@ def configure_conversion(
     pe_options: Options | None = None,
     overrides: Options | None = None,
 ) -> Run:
-    """Return the run that goes on from another one under a new encoding. Writes nothing.
+    """Return the run that continues another one under a new encoding. Writes nothing.
 
-    What is None is as in the run it starts from, as are text, sizes, seed and evaluation; but the
-    peak of the learning rate is a third of that run's and falls to a tenth, after a warmup of 3%,
-    and another encoding has no rate apart from it.
+    Parameters that are None have the value of the run that it starts from, as have the text, the
+    sizes, the seed and the evaluation. The learning rate is an exception: its peak is a third of
+    that run's and falls to a tenth of itself, after a warmup of 3% of the steps. A new encoding has
+    no learning rate of its own.
 
     Args:
-        run: its name in the study, or STUDY/NAME. step: whose weights are taken; None: its last.
-        steps: to train on; None: as many as that run had left.
+        run: the run to start from: its name in the study, or STUDY/NAME.
+        step: the step whose weights are taken; None: the last one.
+        steps: steps to train; None: as many as that run had left.
 
     Raises:
         ValueError: as `configure`; or the encoding cannot follow the old one.
@@ -363,7 +365,7 @@ def launch(kind: str, values: Mapping[str, Any], also: Iterable[str] = ()) -> Fo
 
     Args:
         kind: the notebook's, a key of `LAUNCHERS`.
-        also: other names that its ``parameters`` cell defines; they are its own business.
+        also: other names that its ``parameters`` cell defines, which are not passed on.
 
     Raises:
         ValueError: names what is not right.
