@@ -1,4 +1,4 @@
-"""{api} pe.encoding: a name's signature and docstring, straight from the package.
+"""{api} pe.encoding: the signature and the docstring of a public name.
 
 The docstrings' `Args:`, `Returns:` and `Raises:` become lists. A class shows its public methods in
 its signature block. Types stay as they are written in the code, without links.

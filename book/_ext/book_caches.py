@@ -4,7 +4,7 @@
 | ```{cache-sizes}             keys and values after 32,768 tokens, of each preset's own model
 | ```{cache-sizes} windows     the same of the model of a study, a line for each schedule in it
 
-What a cache holds is read off such a cache (`pe.model.cache.held_tokens`).
+`pe.model.cache.held_tokens` builds such a cache and counts the tokens that it holds.
 """
 
 from __future__ import annotations

@@ -1,17 +1,17 @@
-"""The ledger of claims: book/tables/claims.yaml judged by the records of runs/.
+"""The ledger of claims: book/tables/claims.yaml, judged by the records of runs/.
 
-| ```{claims} tally          how many claims have which verdict
-| ```{claims} holds          the claims of a verdict, one after the other; "does-not-hold" and so on
-| ```{claim-table} ID ID     these claims as a table: the verdict, what they say, what we found
-| ```{claim-table}           on methods/NAME.md: those about the encodings of the page
+| ```{claims} tally          how many claims have each verdict
+| ```{claims} holds          the claims with a verdict, one after the other (or does-not-hold ...)
+| ```{claim-table} ID ID     these claims as a table: the verdict, the authors' result, ours
+| ```{claim-table}           on methods/NAME.md: the claims about the encodings of the page
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import ClassVar, TypeVar
+from typing import ClassVar
 
 from book_directives import Made
 from book_measured import of_page
@@ -21,29 +21,28 @@ from pe._errors import unknown
 from pe.claims import Claim, Judged, Verdict
 from pe.results.markdown import pipe
 
-T = TypeVar("T")
 LEDGER = Path("tables") / "claims.yaml"
 _WORDS = {verdict.value.replace(" ", "-"): verdict for verdict in Verdict}
 OF_METHOD = "Claims beside our records; {doc}`/claims` says how the verdicts are computed."
 
 
-def judged(book: Path, names: Sequence[str] = ()) -> list[Judged]:
-    """Judge all claims in the ledger's order, or those with these ids in the order of the ids.
+def judged(book: Path) -> list[Judged]:
+    """Judge all claims, in the order of the ledger."""
+    values = claims.Values(book.parent / "runs")
+    return [claims.judge(one, values) for one in claims.load(book / LEDGER)]
+
+
+def selected(found: Sequence[Judged], names: Sequence[str]) -> list[Judged]:
+    """Return the claims with these ids, in the order of the ids.
 
     Raises:
-        ValueError: an id that the ledger does not have.
+        ValueError: an id that no claim has.
     """
-    values = claims.Values(book.parent / "runs")
-    ledger = {one.id: one for one in claims.load(book / LEDGER)}
-    return [claims.judge(one, values) for one in selected(ledger, names)]
-
-
-def selected(ledger: Mapping[str, T], names: Sequence[str]) -> list[T]:
-    """Return the entries with these ids, in the order of the ids; all entries if none is named."""
+    by_id = {one.claim.id: one for one in found}
     for name in names:
-        if name not in ledger:
-            raise unknown("claim", name, list(ledger))
-    return [ledger[name] for name in names or ledger]
+        if name not in by_id:
+            raise unknown("claim", name, list(by_id))
+    return [by_id[name] for name in names]
 
 
 def tally(found: list[Judged]) -> str:
@@ -88,20 +87,18 @@ def _sentence(text: str) -> str:
     return f"{text[0].upper()}{text[1:]}{'' if text[-1] in '.)' else '.'}" if text else ""
 
 
-def about_page(book: Path, stem: str, ledger: Sequence[Claim] | None = None) -> list[str]:
+def about_page(book: Path, stem: str, ledger: Sequence[Claim]) -> list[str]:
     """Return the ids of the claims about the encodings of a method page that have no other page."""
     own = {name for name in of_page(stem) if not (book / "methods" / f"{name}.md").exists()}
-    ledger = claims.load(book / LEDGER) if ledger is None else ledger
     return [claim.id for claim in ledger if (own | {stem}) & set(claim.encodings)]
 
 
 class _OfLedger(Made):
     """A directive that shows claims of the ledger."""
 
-    def judged(self, names: Sequence[str] = ()) -> list[Judged]:
-        """Return all claims with their verdicts, or those of these ids."""
-        found = self.book.once("claims", lambda: judged(self.book.folder))
-        return selected({one.claim.id: one for one in found}, names)
+    def judged(self) -> list[Judged]:
+        """Return all claims with their verdicts, which are judged once per build."""
+        return self.book.once("claims", lambda: judged(self.book.folder))
 
 
 class Claims(_OfLedger):
@@ -130,11 +127,10 @@ class ClaimTable(_OfLedger):
     def text(self) -> str:
         folder, _, stem = self.env.docname.rpartition("/")
         said = f"{OF_METHOD}\n\n" if folder == "methods" else ""
-        if self.arguments:
-            return said + beside(self.judged(self.arguments[0].split()))
         found = self.judged()
-        ledger = [one.claim for one in found]
-        names = about_page(self.book.folder, stem, ledger) if folder == "methods" else []
+        names = self.arguments[0].split() if self.arguments else []
+        if not names and folder == "methods":
+            names = about_page(self.book.folder, stem, [one.claim for one in found])
         if not names:
             raise ValueError("no claim of the ledger is about the encoding of this page")
-        return said + beside(selected({one.claim.id: one for one in found}, names))
+        return said + beside(selected(found, names))

@@ -4,7 +4,7 @@
 |                     from the speed record
 | ```{combines}```    which sums the package accepts, and its reason where it refuses one
 
-Both ask the package itself while the guide is built, so a page cannot disagree with it.
+Both ask the package while the guide is built, so a page agrees with the code.
 """
 
 from __future__ import annotations

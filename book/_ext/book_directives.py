@@ -152,10 +152,9 @@ class Made(Block):
         """Return the Markdown. If it is empty, nothing is shown."""
         raise NotImplementedError
 
-    def words(self, option: str, default: str = "") -> list[str]:
+    def words(self, option: str) -> list[str]:
         """Return the values of an option, which commas separate."""
-        given = self.options.get(option, default)
-        return [word.strip() for word in given.split(",") if word.strip()]
+        return [word.strip() for word in self.options.get(option, "").split(",") if word.strip()]
 
 
 def narrow(markdown: str) -> str:

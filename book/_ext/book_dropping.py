@@ -4,7 +4,7 @@
 | ```{kept-and-dropped} paper     its restarts in pairs, with and without the encoding
 | ```{picture} dropping-reach     the same rows, drawn
 
-What was done is read off the records: a run's own recipe, and those of the runs that it began with.
+The recipe of a run, and the recipes of the runs that it started from, say what was done to it.
 """
 
 from __future__ import annotations

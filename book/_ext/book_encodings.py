@@ -3,8 +3,8 @@
 | ```{encodings}```    every encoding with its traits, from the registry
 | ```{laws}```         every law of pe.conformance
 
-Where an encoding acts is read off the hooks that its class overrides; the rest are its traits,
-asked of an instance of the sizes in `SIZES`.
+The hooks that a class overrides say where it acts. The other columns are traits of an instance with
+the sizes in `SIZES`.
 """
 
 from __future__ import annotations

@@ -4,10 +4,9 @@
 | ```{every-encoding} ...  :extended: scaffold-seeds/rope    and methods put on that run's model
 | ```{every-encoding} ...  :measured:    only rows with a quality; the others are named below
 
-There are two tables, one of quality and one of speed and memory, so that each fits a page.
-
-Quality and speed come from different records, made with the same model: rows are those of the speed
-record, and what no study has trained says so. Nothing is measured here.
+There are two tables, one of quality and one of speed and memory, so that each fits a page. The two
+come from different records of the same model. The rows are those of the speed record; an encoding
+that no study has trained has dashes.
 """
 
 from __future__ import annotations

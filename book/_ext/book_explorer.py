@@ -1,13 +1,13 @@
-"""The two explorers: results to choose from, and frequencies to turn.
+"""The two explorers: one of recorded results, one of the frequencies of rotary encodings.
 
 | ```{explorer} results       lines and a table of any recorded study
 | :picture: every-reach       shown instead where no script runs
 | :alt: ...
 | ```{explorer} encodings     what a rotary model saw in training, and what a longer text shows it
 
-What the first one shows is made in `book_explorer_data`. A run that has no notebook gets a page of
-its record (`book_record_pages`). The second one computes in the browser; tests hold its numbers
-equal to the package's.
+`book_explorer_data` makes the data of the first one. A run without a notebook gets a page of its
+record (`book_record_pages`). The second one computes in the browser; tests compare its numbers with
+those of the package.
 """
 
 from __future__ import annotations

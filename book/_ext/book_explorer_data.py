@@ -1,7 +1,7 @@
-"""What the explorer of results shows, from the records through `pe.results` and `pe.speed`.
+"""The data of the explorer of results, made from the records by `pe.results` and `pe.speed`.
 
-Values, intervals and their texts are those of the book's tables, on the same seeds. The script that
-draws them averages nothing.
+Values, intervals and their texts are those of the book's tables, on the same seeds. The script only
+draws them.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""What every page says about itself, and how little it loads.
+"""Changes to every page that Sphinx writes: facts about it, and fewer scripts.
 
-* A page has a description, a card for those who share it, its licence, version, date and commit,
-  and a block to cite it. A notebook says how to run it.
-* Nothing is loaded that a page does not use: MathJax only beside a formula, the search index only
-  on the page of the search, and instead of Font Awesome the icons of _static/icons.css.
-* What axe finds in the theme's templates is mended here, in the written page.
-* A formula and the full stop after it stay on one line.
+* A page gets a description, a picture for links to it, its licence, version, date and commit, and a
+  block to cite it. The page of a notebook says how to run it.
+* A page loads only what it uses: MathJax if it has a formula, the search index if it is the page of
+  the search, and the icons of _static/icons.css instead of Font Awesome.
+* Faults that axe finds in the theme's templates are corrected in the written page.
+* A formula and the punctuation after it stay on one line.
 
-The address of the repository is that of git's remote ``origin`` or of the GitHub workflow that
-builds; the address of the site is ``$PE_SITE``. Where neither is known, no link is invented.
+The address of the repository comes from git's remote ``origin`` or from the GitHub workflow that
+builds. The address of the site is ``$PE_SITE``. Links to unknown addresses are left out.
 """
 
 from __future__ import annotations

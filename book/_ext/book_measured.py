@@ -1,11 +1,10 @@
-"""What was measured of the method of a page, wherever a study has trained it.
+"""The measurements of the encodings of a page, in each study that has trained them.
 
 | ```{measured}          on methods/NAME.md: a figure and a table for each budget that has a run
 | ```{measured} STUDY    those of one study alone
 
-Some studies train every encoding once, on the budget of another study that has NoPE, RoPE, YaRN and
-PoPE; their rows stand together here, and all of them in one picture, STUDY-reach. Nothing is
-measured here.
+Some studies train every encoding once, with the budget of another study that has NoPE, RoPE, YaRN
+and PoPE. Their rows are shown together, and all of them in one picture, STUDY-reach.
 """
 
 from __future__ import annotations
@@ -91,9 +90,8 @@ def places(rows: Sequence[Row]) -> dict[str, str]:
 def figures_of(studies: Studies) -> Figures:
     """Return the figures STUDY-PAGE (perplexity by length) and STUDY-reach of each budget.
 
-    And windows-by-window, with plain RoPE as the row whose last layer rotates without a window.
-
-    That of a sweep has the runs of one learning rate (`sweeps.at_common_rate`).
+    The figure of a sweep has the runs of one learning rate (`sweeps.at_common_rate`). In
+    windows-by-window, plain RoPE is the row whose last layer rotates without a window.
     """
     drawn: Figures = {}
     if SWEEP in studies.runs:

@@ -1,7 +1,7 @@
-"""Bring notebooks and executed runs below book/, where Sphinx reads.
+"""Copy notebooks and executed runs into book/, where Sphinx reads them.
 
 Paths below book/ equal those below the root, so `runs/demo/<run>/train` is both a page and the
-place of its record. Everything written here is git-ignored; what is no longer there is removed.
+place of its record. git ignores the copies, and those without a source are removed.
 """
 
 from __future__ import annotations

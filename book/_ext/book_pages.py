@@ -1,7 +1,7 @@
-"""Which pages a reader leafs through and searches, and a search index that is whole.
+"""Which pages are in the reading order and in the search, and a complete search index.
 
-The pages of runs are reached from the tables that name them. They stand neither in the reading
-order nor in the search index, where they would come before the page of their method.
+Tables link to the pages of runs. These pages are neither in the reading order nor in the search
+index, where they would come before the page of their method.
 """
 
 from __future__ import annotations

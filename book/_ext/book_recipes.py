@@ -1,10 +1,10 @@
-"""The named recipes as a table: what each one trains, and what that takes where a record says so.
+"""The named recipes as a table: what each trains, and its memory and time from records.
 
 | ```{recipes}```    the recipes of `pe.RECIPES`
 
-Sizes are those of the RoPE model. On a GPU, memory is that of a speed record made with the recipe,
-and time is the recipe's tokens over that record's tokens per second; on a CPU both are those of
-recorded runs.
+Sizes are those of the RoPE model. On a GPU, memory comes from a speed record of the recipe, and
+time is the recipe's tokens divided by the tokens per second of that record. On a CPU, both come
+from recorded runs.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@
 | ```{fine-tuned} extend       runs extended and trained on, by method and length
 | ```{searches} scaffold-seeds/rope   what each search for LongRoPE's factors found
 
-Rows that are planned and not recorded yet are named, so that a page holds before and after.
+Rows that are planned and not recorded yet are named, so a page is right before and after a study.
 """
 
 from __future__ import annotations

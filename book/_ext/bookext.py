@@ -1,14 +1,14 @@
-"""The book's Sphinx extension: everything that lets `jupyter-book build book` run from records.
+"""The book's Sphinx extension, with which `jupyter-book build book` builds the guide from records.
 
 Before Sphinx reads a page it
   1. points sphinx-external-toc to the root's `_toc.yml` (book/_toc.yml is a stub: Jupyter Book
-     looks for a table of contents in the book's folder only, and symlinks do not survive Windows);
+     looks for a table of contents in the book's folder only, and Windows does not keep symlinks);
   2. mirrors notebooks and run pages into book/, where Sphinx can see them (book_mirror);
   3. draws the pictures and the figures of the records into book/_generated (book_pictures);
-and it adds the roles and directives by which pages read the records (book_directives).
+It also registers the roles and directives by which pages read the records.
 
-Nothing is executed and nothing is fetched. Written files keep their bytes and times unless their
-content changed, so a second build only does what is new.
+A build executes no notebook and fetches nothing. It rewrites a file only if its content changed, so
+that a second build only does what is new.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-# A build keeps most of what it imports and makes. Python would spend a sixth of its time in search
-# of garbage: half of that during the build, and half at its end, when it looks at every object
-# once more. Without the search a build needs 1.7 GB of memory instead of 1.0.
+# A build keeps most objects that it makes, and garbage collection would take a sixth of its time:
+# half of that during the build, and half at its end, when Python looks at every object once more.
+# Without it a build needs 1.7 GB of memory instead of 1.0.
 gc.disable()
 atexit.register(gc.freeze)
 BOOK = Path(__file__).resolve().parent.parent
@@ -63,7 +63,7 @@ from sphinx.util.docutils import SphinxDirective  # noqa: E402
 
 from pe import runs  # noqa: E402
 
-torch.set_num_threads(1)  # with tensors as small as those of the pictures, threads only wait
+torch.set_num_threads(1)  # the tensors of the pictures are too small for several threads
 STUDY = "demo"
 BACKENDS = "pybtex.backends"
 ROLES = {
@@ -115,7 +115,7 @@ _THEBE = re.compile(r"<script[^>]*thebe-config.*?</script>\s*<script>kernelName.
 
 
 def prepare(app: Sphinx, config: Config) -> None:
-    """Lay out everything that is made from files outside book/."""
+    """Read the records, and write all files that Sphinx needs from outside of book/."""
     config.external_toc_path = "../_toc.yml"
     try:
         studies = Studies.load(ROOT / "runs", runs.root(), STUDY)
@@ -143,10 +143,9 @@ def prepare(app: Sphinx, config: Config) -> None:
 
 
 def tidy(app: Sphinx, pagename: str, template: str, context: dict[str, Any], doctree: Any) -> None:
-    """Drop Thebe, which would run code on another host and declares its constants twice.
+    """Remove Thebe, which runs code on another host, and scripts that a page names twice.
 
-    Jupyter Book adds it even when it is off, and the second copy is a console error on every page.
-    Also drops any other script that is asked for twice.
+    Jupyter Book adds Thebe even if it is off. Its second copy is a console error on every page.
     """
     kept: dict[str, Any] = {}
     for script in context.get("script_files", []):
