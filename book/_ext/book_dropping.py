@@ -22,7 +22,7 @@ from book_studies import Studies
 from pe.figures.reach import reach
 from pe.results import quantities
 from pe.results.difference import difference, same_targets
-from pe.results.markdown import CROPPED, pipe
+from pe.results.markdown import CROPPED, linked, pipe
 from pe.results.measure import measure, write, write_cut
 from pe.results.quantities import GUESSING, RunLike, label
 from pe.results.rows import Row
@@ -122,7 +122,7 @@ def table(found: Sequence[Treated], links: Mapping[str, str] | None = None) -> s
     for i, one in enumerate(found):
         page, r = (links or {}).get(one.row.runs[0].name), one.recipe
         lines.append([
-            (f"[{one.title}]({page})" if page else one.title) + _mark(one),
+            linked(one.title, page) + _mark(one),
             _theta(one.theta),
             f"{r['learning_rate']:g}" if r["steps"] else "–",
             r.get("joint_norm") or "–",
@@ -256,5 +256,5 @@ class KeptAndDropped(Made):
 
     def text(self) -> str:
         study, studies = self.arguments[0], self.book.studies
-        rows = list(studies.rows(study).values()) if study in studies.runs else []
+        rows = list(studies.recorded(study).values())
         return pairs(rows, {f"{run.study}/{run.name}": run for run in studies.complete()})

@@ -174,10 +174,9 @@ class EveryEncoding(Made):
         """Return a row per encoding: of the first study that trained it from the first step."""
         rows: dict[str, Row] = {}
         for study in studies:
-            if study in self.book.studies.runs:  # otherwise no run of it is recorded yet
-                for row in self.book.studies.rows(study).values():
-                    if not row.runs[0].read().get("parent"):
-                        rows.setdefault(row.pe, row)
+            for row in self.book.studies.recorded(study).values():
+                if not row.runs[0].read().get("parent"):
+                    rows.setdefault(row.pe, row)
         return rows
 
     def base(self) -> tuple[Row | None, Mapping[str, Mapping[str, Any]]]:

@@ -100,7 +100,7 @@ def figures_of(studies: Studies) -> Figures:
         drawn[f"{SWEEP}-reach"] = runs, functools.partial(figures_reach.reach, rows, places(rows))
     if WINDOWS in studies.runs:
         budget = BUDGETS[0][0]
-        others = studies.rows(budget) if budget in studies.runs else {}
+        others = studies.recorded(budget)
         plain, best = others.get("rope"), others.get(BEST)
         rows = [*studies.rows(WINDOWS).values(), *([plain] if plain else [])]
         runs = [run for row in (*rows, *([best] if best else [])) for run in row.runs]

@@ -20,7 +20,7 @@ from docutils.parsers.rst import directives
 from pe._errors import unknown
 from pe.recipes.command import notebook_command, notebook_parameters
 from pe.recipes.recipe import Recipe
-from pe.results.markdown import pipe
+from pe.results.markdown import linked, pipe
 from pe.results.quantities import duration, label, whole
 from pe.results.rows import Row
 from pe.study.plan import load_plan
@@ -205,8 +205,7 @@ class MissingRuns(Made):
     def text(self) -> str:
         study, studies = self.arguments[0], self.book.studies
         plan = studies.plan(study)
-        rows = studies.rows(study) if study in studies.runs else {}
-        return missing_runs(study, plan, rows, unmeasured_cells(studies, plan))
+        return missing_runs(study, plan, studies.recorded(study), unmeasured_cells(studies, plan))
 
 
 class Rerun(Made):
@@ -225,11 +224,10 @@ class Rerun(Made):
             judged = (run.evaluation() or {}).get("seconds") or 0.0
             spent = training.get("wall_seconds") or 0.0
             seconds += spent + judged
-            page = pages.get(run.name)
             machine = record["hardware"]
             count = f"{machine['count']} × " if machine["device"] != "cpu" else ""
             cells = [
-                f"[{row.title}]({page})" if page else row.title,
+                linked(row.title, pages.get(run.name)),
                 str(record["seed"]),
                 f"`{_commit(record)}`" + (" (changed)" if record["code"]["dirty"] else ""),
                 f"{count}{machine['name']}",

@@ -103,6 +103,10 @@ class Studies:
             self._rows[study] = {row.label: row for row in found}
         return self._rows[study]
 
+    def recorded(self, study: str) -> dict[str, results.Row]:
+        """Return `rows`, or none if no run of the study is complete."""
+        return self.rows(study) if study in self.runs else {}
+
     def plan(self, study: str) -> list[Planned]:
         """Return the plan of a study's YAML. It is read once.
 

@@ -194,8 +194,8 @@ class FineTuned(Made):
     """`finetuned.table` of a study's runs."""
 
     def text(self) -> str:
-        studies, study = self.book.studies, self.arguments[0]
-        found = list(studies.rows(study).values()) if study in studies.runs else []
+        study = self.arguments[0]
+        found = list(self.book.studies.recorded(study).values())
         tuned = finetuned.fine_tuned(found)
         if not tuned:
             return f"No run of the study `{study}` is recorded yet."
@@ -207,7 +207,7 @@ class Searches(Made):
 
     def text(self) -> str:
         study, _, name = self.arguments[0].partition("/")
-        rows = self.book.studies.rows(study) if study in self.book.studies.runs else {}
+        rows = self.book.studies.recorded(study)
         runs = rows[name].runs if name in rows else ()
         found = next((r.searches for r in runs if isinstance(r, Snapshot) and r.searches), None)
         return finetuned.searches(found) if found else "No search is recorded yet."

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pe.results import quantities
-from pe.results.markdown import pipe
+from pe.results.markdown import linked, pipe
 from pe.results.measure import measure
 from pe.results.quantities import label
 from pe.results.rows import Row
@@ -78,8 +78,7 @@ def table(rows: Sequence[FineTuned], pages: Mapping[str, str]) -> str:
         ["", f"cut to {first:,} tokens", *texts(dict.fromkeys(before, before[first]))],
     ]
     for row in rows:
-        page = pages.get(row.row.runs[0].name)
-        name = f"[{row.title}]({page})" if page else row.title
+        name = linked(row.title, pages.get(row.row.runs[0].name))
         if row.row.label != CONTROL:  # whose change of encoding is none
             lines.append([name, "extended", *texts(row.extended)])
             name = ""

@@ -24,6 +24,11 @@ def pipe(heads: Sequence[str], lines: Sequence[Sequence[str]], left: int = 1) ->
     return str(tabulate(body, list(heads), tablefmt="pipe", disable_numparse=True, colalign=align))
 
 
+def linked(text: str, address: str | None) -> str:
+    """Write a link, or only the text if there is no address."""
+    return f"[{text}]({address})" if address else text
+
+
 def table(
     rows: Sequence[Row],
     columns: Sequence[str] = (),
@@ -121,11 +126,8 @@ def _cell(row: Row, name: str, verdicts: bool) -> str:
 
 def _name(row: Row, links: Mapping[str, str]) -> list[str]:
     """Write the row's title and its seeds. Each seed links to the run's page if there is one."""
-    seeds = [
-        f"[{seed}]({links[run.name]})" if run.name in links else str(seed)
-        for seed, run in zip(row.seeds, row.runs, strict=True)
-    ]
-    return [row.title, ", ".join(seeds)]
+    pairs = zip(row.seeds, row.runs, strict=True)
+    return [row.title, ", ".join(linked(str(seed), links.get(run.name)) for seed, run in pairs)]
 
 
 def cropped(rows: Sequence[Row], names: Sequence[str]) -> list[str] | None:
