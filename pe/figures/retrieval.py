@@ -48,7 +48,7 @@ def retrieval(rows: Sequence[Row], task: str) -> Figure:
     grid = figure.subplots(down, across, squeeze=False, sharex=True, sharey=True)
     for axes, (row, depths, share) in zip(grid.flat, asked, strict=False):
         axes.grid(visible=False)
-        shown = np.ma.masked_less_equal(np.nan_to_num(share), 0)  # nothing is drawn of nothing
+        shown = np.ma.masked_less_equal(np.nan_to_num(share), 0)  # cells of 0 stay empty
         axes.pcolormesh(
             range(len(names)), range(len(depths)), shown, cmap=SEQUENTIAL, vmin=0, vmax=1
         )

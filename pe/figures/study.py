@@ -170,7 +170,7 @@ def _by_length(
         cells = [measure(row, f"{kind}@{name}") for name in names]
         axes.plot(x, numbers(cell.value for cell in cells), label=row.title, **look)
         ends = [cell.interval for cell in cells]
-        if any(ends) and len(own) < MANY:  # more bands than that hide each other
+        if any(ends) and len(own) < MANY:  # more bands would hide each other
             axes.fill_between(
                 x, numbers(e.low if e else None for e in ends),
                 numbers(e.high if e else None for e in ends),
@@ -307,7 +307,7 @@ def by_position(rows: Sequence[Row], highlight: str | None = None) -> Figure:
         lines = [Line2D([], [], **(BASELINE | {"label": row.title})) for row in longer]
         edges, losses = curve(first)
         inside = losses[: int((edges[1:] <= length).sum())]
-        if len(inside):  # the last bin that was trained on
+        if len(inside):  # the mean loss in the last bin within the training length
             lines += axes.plot([length, edges[-1]], [inside[-1]] * 2, **CUT)
         if axes.dataLim.y1 > (limit := math.log(vocabulary(first.runs[0]))):
             lines.append(axes.axhline(limit, **GUESS))

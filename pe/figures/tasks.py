@@ -38,7 +38,7 @@ def _band(
     """Draw the means of an encoding as a line and their intervals as a band."""
     ink = colour(pe)
     means = numbers(None if one is None else one.value for one in values)
-    every = None if dots else 0.1  # colours repeat, so a line without any marker has no name
+    every = None if dots else 0.1  # colours repeat, so every line needs markers
     axes.plot(x, means, color=ink, label=label(pe), marker=marker(pe), markevery=every)
     low = numbers(None if one is None else one.low for one in values)
     high = numbers(None if one is None else one.high for one in values)

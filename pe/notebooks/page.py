@@ -102,7 +102,7 @@ def _show_layers(recipe: Recipe) -> None:
         "head_dim": recipe.head_dim, "num_heads": recipe.num_attention_heads,
         "num_kv_heads": recipe.num_key_value_heads, "original_length": recipe.context_length,
     }  # fmt: skip
-    options = sizes | recipe.pe_options  # which may have another original_length
+    options = sizes | recipe.pe_options  # the options may have another original_length
     rows, length = layer_rows(recipe.pe, **options)
     if len(rows) > 1 or rows[0].spans != [(0, length)]:
         figure = figures.schedule(recipe.pe, recipe.num_hidden_layers, **options)
@@ -251,7 +251,7 @@ def attention(run: Run) -> Markdown:
     drawn = run.directory / "attention.svg"
     try:
         data, model = text_of(run), load_model(run)
-    except RunError:  # records travel, weights do not
+    except RunError:  # records are committed, weights are not
         if drawn.exists():
             display(SVG(drawn.read_text()))
     else:
@@ -271,7 +271,9 @@ def sample(run: Run, prompt: str = "", tokens: int = 64) -> Markdown:
     try:
         text = pe.sample(run, prompt, tokens)
     except RunError:
-        return show("The weights of this run are not on this machine: records travel, they do not.")
+        return show(
+            "The weights of this run are not on this machine: only its record is committed."
+        )
     except NotFinite as error:
         return show(f"No text: {error}.")
     fence = "`" * 4

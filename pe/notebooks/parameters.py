@@ -166,7 +166,7 @@ def configure_conversion(
     chosen = Recipe.from_dict(fields | others)
     converted = Run(folder / chosen.run_name(), recipe=chosen)
     check_run(converted)
-    if not converted.exists():  # a record can be shown where the weights are not at hand
+    if not converted.exists():  # a record can be shown without the weights
         start_of(chosen, folder)
     return converted
 
@@ -292,7 +292,7 @@ def configure_tasks(
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise ValueError(f"pe: expected each encoding once, got {', '.join(twice)} more than once")
     run = task_run(experiment, names, study)
-    if not run.complete:  # what is recorded can be shown on a smaller machine
+    if not run.complete:  # a smaller machine can show what is recorded
         refuse_too_large(made, experiment.settings, experiment.at_once(), devices.memory())
     for name in names:
         experiment.check(name)

@@ -144,7 +144,7 @@ def _discordant(both: Sequence[tuple[Row, str]]) -> tuple[int, int] | None:
     cells = [[quantities.answers(run, name) for run in row.runs] for row, name in both]
     for first, second in zip(*cells, strict=True):
         if first is None or second is None or first[:2] != second[:2]:
-            return None  # they were asked other prompts
+            return None  # the runs were asked different prompts
         pair = intervals.discordant(first.right or (), second.right or (), first.samples)
         if pair is None:
             return None
@@ -177,7 +177,7 @@ def order(found: Sequence[Row], quantity: str) -> str:
         raise ValueError("rows of one seed each are not ranked")
     where = quantities.at(quantity)
     sign = -1 if where and where.is_share else 1
-    # A row without a value goes anywhere: `difference` names it.
+    # A row without a value may stand anywhere: `difference` raises an error that names it.
     ranked = sorted(found, key=lambda row: (sign * (measure(row, quantity).value or 0), row.title))
     text = ranked[0].title
     for one, other in itertools.pairwise(ranked):

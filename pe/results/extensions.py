@@ -110,7 +110,7 @@ def extended(record: Mapping[str, Any], context_length: int) -> list[Extended]:
         reasons = {multiple: entry["reason"] for multiple, entry in sorted(by.items())}
         method, _, at = name.rpartition("@")
         factor: Factor | None = LENGTH if at == LENGTH else float(at)
-        if factor == 1 and "factor" not in cell["options"]:  # it has none
+        if factor == 1 and "factor" not in cell["options"]:  # the method has no factor
             factor = None
         cells.append(Extended(name, method, cell["pe"], factor, values, reasons))
     order = in_order(cell.method for cell in cells)

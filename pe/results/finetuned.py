@@ -45,7 +45,7 @@ def fine_tuned(rows: Sequence[Row]) -> list[FineTuned]:
             length = quantities.trained_length(row.runs)
             trained = {n: measure(row, f"ppl@{n / length:g}x").value for n in before}
             title = label(row.pe)
-            if row.pe == row.origin:  # another base, or nothing but longer windows
+            if row.pe == row.origin:  # only the base or the length of windows changed
                 title += " (control)" if row.label == CONTROL else f" ({row.label})"
             complete.append(FineTuned(row, title, before, extended, trained))
     titles = [one.title for one in complete]
@@ -79,7 +79,7 @@ def table(rows: Sequence[FineTuned], pages: Mapping[str, str]) -> str:
     ]
     for row in rows:
         name = linked(row.title, pages.get(row.row.runs[0].name))
-        if row.row.label != CONTROL:  # whose change of encoding is none
+        if row.row.label != CONTROL:  # its encoding did not change
             lines.append([name, "extended", *texts(row.extended)])
             name = ""
         lines.append([name, "and trained on", *texts(row.trained)])

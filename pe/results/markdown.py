@@ -90,7 +90,7 @@ def table(
 
 def _with_more_seeds(rows: Sequence[Row], shown: Sequence[Row]) -> list[Row]:
     """Return the rows that have more seeds than are shown of them on the seeds of all rows."""
-    if len(rows) != len(shown):  # no seed is common to all, so each is shown by itself
+    if len(rows) != len(shown):  # no seed is common to all rows, so each seed has a line
         return []
     return [row for row, one in zip(rows, shown, strict=True) if len(row.runs) > len(one.runs)]
 
@@ -113,7 +113,9 @@ def _cell(row: Row, name: str, verdicts: bool) -> str:
     That is a word, or else, of a share of prompts, the other share.
     """
     text, where = write(measure(row, name), name, "<br>"), quantities.at(name)
-    if verdicts and text == GUESSING:  # which says enough, and is too long for a column
+    if (
+        verdicts and text == GUESSING
+    ):  # a verdict adds nothing, and the words are too long for a column
         return "worse than<br>guessing"
     if verdicts:
         word = beside_cutting(row, name, "<br>")
@@ -208,7 +210,7 @@ def _gaps(
         line = _name(row.of(common_seeds([row, base])), links)
         for name in names:
             gap = gaps.get((row.label, name))
-            if gap and gap.over != kind:  # an interval over windows says nothing of seeds
+            if gap and gap.over != kind:  # an interval over windows does not apply to other seeds
                 gap = replace(gap, interval=None)
             line.append(gap_text(gap, (row.label, name) in bold) if gap else "–")
         lines.append(line)

@@ -155,7 +155,7 @@ def _setting(recipe: Mapping[str, Any]) -> dict[str, Any]:
         if key not in (*NO_EFFECT, "seed")
         and not (key in NEW_FIELD_DEFAULTS and value == NEW_FIELD_DEFAULTS[key])
     }
-    if recipe.get("start_from"):  # of another seed, another run of the same encoding
+    if recipe.get("start_from"):  # each seed starts from another run of the same encoding
         recipe["start_from"] = _encoding_of(recipe["start_from"])
     return recipe
 
@@ -198,7 +198,7 @@ def titled(recipes: Sequence[Mapping[str, Any]]) -> list[str]:
         rivals = [r for r, other in zip(settings, titles, strict=True) if other == title]
         differs = [k for k in own if any(r.get(k) != own[k] for r in rivals)]
         if "learning_rate" in differs and "min_learning_rate" in differs:
-            differs.remove("min_learning_rate")  # it follows the other
+            differs.remove("min_learning_rate")  # it is a fraction of the peak
         texts = [f"{own[k]:g}" if isinstance(own[k], float) else str(own[k]) for k in differs]
         more = ", ".join(map(" ".join, zip(differs, texts, strict=True)))
         result.append(f"{title} ({more})" if more else title)
@@ -208,7 +208,9 @@ def titled(recipes: Sequence[Mapping[str, Any]]) -> list[str]:
 def named(recipe: Mapping[str, Any]) -> tuple[str, str]:
     """Return a run's title for readers, and the encoding that it was trained with first."""
     origin, title = recipe["pe"], label(recipe["pe"])
-    if recipe.get("start_from") and recipe.get("start_state") != "all":  # that is a branch
+    if (
+        recipe.get("start_from") and recipe.get("start_state") != "all"
+    ):  # else it is a branch of the same training
         origin = _encoding_of(recipe["start_from"])
         step = f"{recipe.get('start_step', 0):,}"
         change = f"dropped at {step}" if recipe["pe"] == "nope" else f"as {title} at {step}"

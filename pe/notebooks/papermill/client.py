@@ -22,7 +22,7 @@ from traitlets.config import Config
 from pe.runs.parameters import PLANNED
 
 GRACE_SECONDS = 60.0
-"""An interrupted cell may take so many seconds to save and to end ($PE_GRACE_SECONDS)."""
+"""Seconds that an interrupted cell has to save a checkpoint and end ($PE_GRACE_SECONDS)."""
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -84,7 +84,7 @@ class Client(PapermillNotebookClient):
         """Show progress reports on their way into the notebook."""
         content = msg["content"]
         if self.bar is not None and (content.get("metadata") or {}).get("pe_progress"):
-            # Of several lines the last one, which sums up.
+            # The last line of a report is its summary.
             report = content["data"].get("text/plain", "").strip().rpartition("\n")[2]
             with contextlib.suppress(OSError):
                 self.bar.set_description_str(f"{self.heading}  {report}", refresh=False)

@@ -143,7 +143,11 @@ def execute(
             nb, copy, output_path=output_path, log_output=log_output,
             autosave_cell_every=autosave_cell_every,
         )  # fmt: skip
-        for name in ("input_path", "timeout", "startup_timeout"):  # papermill's names are others
+        for name in (
+            "input_path",
+            "timeout",
+            "startup_timeout",
+        ):  # papermill calls the timeouts otherwise
             options.pop(name, None)
         client = Client(
             manager, quiet, kernel_name=kernel_name, log=logger, log_output=log_output,
@@ -166,7 +170,7 @@ def execute(
         except BaseException as error:
             reason = f"{type(error).__name__}: {error}"
             if manager.failure is None or not isinstance(error, DeadKernelError):
-                raise  # of a kernel that died in a cell, the cell says so
+                raise  # if a kernel died in a cell, the output of the cell says so
         finally:
             manager.notebook_complete()
             failure = manager.failure
@@ -215,7 +219,7 @@ def _record_failure(
         now = run.record if run.exists() else None
         if now is None or now == before or now.status not in (wanted, "interrupted"):
             run.fail(reason, wanted, name)
-        elif name:  # the kernel is always sent SIGINT; the record names what we were sent
+        elif name:  # the kernel always gets SIGINT; the record names the signal that we got
             run.update(signal=name)
     except (ValueError, OSError) as error:
         note(f"pe: the failure could not be recorded: {error}")
