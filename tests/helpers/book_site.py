@@ -57,12 +57,12 @@ Caption.
 """
 
 
-def copy_without_symlinks(target: Path, parts: tuple[str, ...] = PARTS) -> Path:
+def copy_without_symlinks(target: Path) -> None:
     """Copy what the book is made of, leaving out everything that is made by building or running.
 
     What Python has compiled comes along, with the times by which it knows that it is up to date.
     """
-    for part in parts:
+    for part in PARTS:
         source = ROOT / part
         if not source.is_dir():
             shutil.copyfile(source, target / part)
@@ -82,7 +82,6 @@ def copy_without_symlinks(target: Path, parts: tuple[str, ...] = PARTS) -> Path:
                     copy.write_text(os.readlink(path))
                 else:
                     shutil.copy2(path, copy)
-    return target
 
 
 def small_tree(target: Path) -> Path:
