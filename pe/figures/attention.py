@@ -1,6 +1,6 @@
 """Attention maps, with the model's own inputs as labels, and how spread attention is by length.
 
-The colour goes with the square root of the probability, so that weak attention is seen.
+Colours follow the square root of the probability, so that weak attention is visible.
 """
 
 from __future__ import annotations

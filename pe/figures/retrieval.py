@@ -1,7 +1,7 @@
-"""Whether hidden numbers are found, by depth and length: a small heat map for each run.
+"""The share of prompts whose hidden numbers are found, by depth and length: a heat map per run.
 
-Blue is always, transparent is never, and a dash is no value; the framed column is the length of
-training.
+Blue means all prompts, transparent none, and a dash that there is no value. The framed column is
+the training length.
 """
 
 from __future__ import annotations

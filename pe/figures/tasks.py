@@ -1,7 +1,7 @@
 """Figures of the records of a task: learning curves, accuracy by length, position and encoding.
 
-Lines are means over seeds at each encoding's best rate, bands are Student's 95% intervals, cut to
-what is possible. Imports no torch before a figure is drawn.
+Lines are means over seeds at each encoding's best rate. Bands are Student's 95% intervals within
+the possible range. torch is imported only when a figure is drawn.
 """
 
 from __future__ import annotations

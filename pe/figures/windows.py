@@ -24,7 +24,7 @@ MULTIPLES = (1, 4, 16)
 TASK = "multikey"
 """The hidden numbers whose shares are shown."""
 ROOM = 1.8
-"""The axis of perplexities ends at so many times the lowest one."""
+"""The end of the axis of perplexities, in multiples of the lowest one."""
 
 
 class Schedule(NamedTuple):

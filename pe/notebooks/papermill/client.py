@@ -46,7 +46,7 @@ class Client(PapermillNotebookClient):
         """Whether the cells ended well and never asked for the run that the command named."""
 
     def papermill_execute_cells(self) -> None:
-        """Execute the cells; then look for what `pe.configure` and its like take away."""
+        """Execute the cells, and check that they called the launcher, which removes `PLANNED`."""
         super().papermill_execute_cells()
         if self.nb_man.failure is None:
             left = {"left": f"{PLANNED!r} in __import__('os').environ"}
@@ -145,6 +145,6 @@ def _error(cell: Any, name: str, value: str) -> CellExecutionError:
 
 
 def note(text: str) -> None:
-    """Print a line that stays, also where progress is not wanted."""
+    """Print a line to stderr above the progress line."""
     with contextlib.suppress(OSError):
         tqdm.write(text, file=sys.stderr)

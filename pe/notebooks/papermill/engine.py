@@ -69,10 +69,10 @@ def plan(notebook: Any) -> Folder:
 
 @contextlib.contextmanager
 def hold(run: Folder) -> Iterator[None]:
-    """Hold the run's folder for a notebook, from before the first write to after the last.
+    """Lock the run's folder for a notebook, from before the first write to after the last.
 
-    The trainer locks the folder while it trains, in the kernel's process (`pe.runs.Folder.lock`).
-    This second lock covers the rest of papermill's life.
+    The trainer locks the folder in the kernel's process while it trains (`pe.runs.Folder.lock`).
+    This second lock covers the whole time that papermill runs.
 
     Raises:
         Busy: a trainer or another notebook has the folder; nothing in it was touched.
@@ -92,9 +92,9 @@ def hold(run: Folder) -> Iterator[None]:
 
 
 class Manager(NotebookExecutionManager):
-    """papermill's manager, which also keeps the notebook in the run's folder.
+    """papermill's manager, which also writes the notebook into the run's folder.
 
-    Whatever the output path is (none, ``-``, another folder), and also when a cell fails.
+    It does so for any output path (none, ``-``, another folder), and also when a cell fails.
     """
 
     failure: CellExecutionError | None = None
@@ -194,7 +194,7 @@ def execute(
 
 
 def _environment(run: Folder) -> dict[str, str]:
-    """Return the kernel's environment: the same folders as here, and a page without chatter."""
+    """Return the kernel's environment: the folders of this process, and libraries kept quiet."""
     quiet = {
         "TRANSFORMERS_VERBOSITY": "error",
         "ACCELERATE_LOG_LEVEL": "error",
@@ -209,7 +209,8 @@ def _record_failure(
 ) -> None:
     """Write into run.json that the run failed.
 
-    Not where the trainer has done so, or where the run was complete before: only showing it failed.
+    Nothing is written if the trainer has done so, or if the run was complete before: then only the
+    display of its results failed.
     """
     if before is not None and before.status == "complete":
         return
