@@ -1,7 +1,7 @@
 """The perplexities of each encoding of a budget as a line, and the shares it finds as cells.
 
 A line goes from the perplexity at the training length to that of longer texts. A short line belongs
-to a model that reads long texts as well as short ones, and a line that begins far to the left to one
+to a model that reads long texts as well as short ones, a line that begins far to the left to one
 that reads short texts well. Lines are sorted by the longer text, the best on top; if hidden numbers
 were asked for, by the share that was found beyond the training length.
 """

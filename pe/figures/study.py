@@ -1,13 +1,13 @@
 """Figures of runs: perplexity by length, loss by step, loss by position.
 
-Of a study whose runs start from one another, a panel for each encoding and the runs converted from
-it: in the encoding's colour, with dashes and markers that tell them apart; runs that neither began
-elsewhere nor were converted are grey in every panel, for comparison. Other runs share a panel, or
-have one each where they are many. Lines are the means that tables show, bands their intervals.
+If runs of a study start from other runs, each encoding has a panel with the runs that were
+converted from it, in its colour and with dashes and markers of their own. Runs from which no run
+was converted are grey in every panel. In other studies all runs share a panel, or have one each if
+they are many. Lines are the means that tables show, and bands are their intervals.
 
-Thin grey lines are baselines: the first row of a panel, RoPE if there is one, reading no more than
-the training length; runs of the study that were trained on longer windows; and a model that gives
-every token of the vocabulary the same chance, where a curve gets that far.
+Thin grey lines are baselines: the first row of a panel, or RoPE, reading no more than the training
+length; runs of the study that were trained on longer windows; and, if a curve gets that far, a
+model that gives every token of the vocabulary the same probability.
 """
 
 from __future__ import annotations

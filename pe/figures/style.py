@@ -1,9 +1,9 @@
 """The look of every figure: colours, markers, SVG, dark twins, captions.
 
 An encoding has the same colour and marker everywhere. Backgrounds are transparent, and colours have
-a contrast of at least 3:1 on white and on the book's dark page; `darken` replaces the few that have
-not. Text in an SVG stays text, and the same records give the same bytes. No pyplot state is used, so
-figures can be made in any thread and any kernel. Imports no torch.
+a contrast of at least 3:1 on white and on the book's dark page; `darken` replaces the others. Text
+in an SVG stays text, and the same records give the same bytes. No pyplot state is used, so figures
+can be made in any thread and any kernel. Imports no torch.
 """
 
 from __future__ import annotations
