@@ -1,4 +1,4 @@
-"""The training steps that benchmarks/scaling.py and benchmarks/train_speed.py timed.
+"""Training steps as benchmarks/scaling.py and benchmarks/train_speed.py timed them.
 
 | ```{step-speed} windows-step  encodings beside the first of them: tokens/s, memory; newest record
 | ```{scaling} speed      tokens/s, MFU, memory by size and number of GPUs

@@ -67,8 +67,7 @@ def configure(
     Its directory is ``runs.root() / study / recipe.run_name()``; its recipe is set.
 
     Args:
-        recipe: a name of `pe.RECIPES`, or ``auto``, which chooses by the device. Parameters that
-            are None have the value of the recipe.
+        recipe: a name of `pe.RECIPES`; auto: as the machine allows. What is None is as it says.
         overrides: fields of the recipe that have no parameter.
 
     Raises:
@@ -104,12 +103,11 @@ def configure_conversion(
     pe_options: Options | None = None,
     overrides: Options | None = None,
 ) -> Run:
-    """Return the run that continues another one under a new encoding. Writes nothing.
+    """Return the run that goes on from another one under a new encoding. Writes nothing.
 
-    Parameters that are None have the value of the run that it starts from, as have the text, the
-    sizes, the seed and the evaluation. The learning rate is an exception: its peak is a third of
-    that run's and falls to a tenth of itself, after a warmup of 3% of the steps. A new encoding has
-    no learning rate of its own.
+    What is None is as in the run it starts from, as are text, sizes, seed and evaluation; but the
+    peak of the learning rate is a third of that run's and falls to a tenth, after a warmup of 3%,
+    and another encoding has no rate apart from it.
 
     Args:
         run: the run to start from: its name in the study, or STUDY/NAME.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 from pe.figures import pretrained as figures
@@ -97,6 +96,8 @@ def trained(run: PretrainedRun, record: dict[str, Any]) -> SVG | Markdown:
 
 def settings(record: dict[str, Any]) -> Markdown:
     """Show what to write into config.json if the encoding is a setting of transformers."""
+    import json
+
     block = record["transformers_settings"]
     if block is None:
         return show(
