@@ -42,7 +42,7 @@ os.environ["HF_DATASETS_OFFLINE"] = "1"
 
 
 def pytest_collection_finish() -> None:
-    """What was imported stays, so full collections look only at what came later."""
+    """Exempt everything that was imported from garbage collection."""
     gc.collect()
     gc.freeze()
 
@@ -65,7 +65,7 @@ def own_cache(shared_directory: Path) -> Iterator[Path]:
 
 @pytest.fixture(scope="session", autouse=True)
 def one_look_at_the_checkout() -> Iterator[None]:
-    """Git is asked and the package's files are hashed once per session, not for every record.
+    """Ask git and hash the package's files once per session, not for every record.
 
     A test that lets the package be elsewhere gets that place looked at.
     """
@@ -84,7 +84,7 @@ def one_look_at_the_checkout() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def quick_interpreter() -> Iterator[None]:
-    """Kernels on the CPU in less time (tests/helpers/quick_interpreter.py)."""
+    """Make Triton's interpreter faster (tests/helpers/quick_interpreter.py)."""
     with pytest.MonkeyPatch.context() as patch:
         if os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("triton"):
             import quick_interpreter
@@ -95,7 +95,7 @@ def quick_interpreter() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def site(shared_directory: Path) -> Path:
-    """The whole guide, built once per session by the user's command."""
+    """Build the whole guide once per session by the user's command."""
     import book_site
 
     tree, status, output = book_site.whole_site(shared_directory)
@@ -133,7 +133,7 @@ def alone(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def same_draws() -> None:
-    """Every test that draws random numbers draws the same ones, alone or in company."""
+    """Seed torch, so that a test draws the same numbers alone and after other tests."""
     if "torch" in sys.modules:
         from pe._seed import seed_torch
 
@@ -158,7 +158,7 @@ def tiny_speed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def chooser(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """A chooser of attention that answers ``path`` and notes what it was asked."""
+    """Replace the choice of attention by one that answers ``path`` and notes what it was asked."""
     from pe.attention import choose
 
     answers: dict[str, Any] = {"path": "by hand", "seen": []}

@@ -87,6 +87,12 @@ def test_a_page_says_which_sums_the_package_accepts_and_why_it_refuses_others() 
     assert "`binary_norm` combines" not in same, "what is equal is said once"
 
 
+def test_an_encoding_that_combines_with_nothing_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    refused = [book_costs.Sum("pope+fox", "fox", "it is refused")]
+    monkeypatch.setattr(book_costs, "sums", lambda name: refused)
+    assert book_costs.combinations(["pope"]).splitlines()[0] == "- Combines with none of them."
+
+
 def test_costs_come_from_the_registry_and_the_speed_record() -> None:
     unmeasured = book_costs.costs(["yarn"], None)
     assert [cell.strip() for cell in unmeasured.splitlines()[0].split("|")[1:-1]] == [

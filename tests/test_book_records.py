@@ -117,3 +117,27 @@ def test_without_the_reference_study_the_build_says_what_to_do(tree: Path) -> No
     assert result.returncode != 0
     assert "there is no complete run in" in result.stdout
     assert "git checkout -- runs/demo" in result.stdout
+
+
+def test_pages_are_read_again_when_a_record_or_the_code_of_the_package_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from book_studies import fingerprint
+
+    import pe
+
+    monkeypatch.setattr(pe, "__file__", str(tmp_path / "pe" / "__init__.py"))
+    root, own = tmp_path / "root", tmp_path / "own"
+    for path in (
+        tmp_path / "pe" / "encodings" / "core" / "build.py",
+        root / "runs" / "tasks" / "copy-1" / "task-rope.json",
+        root / "runs" / "demo" / "rope-1" / "metrics.jsonl",
+        root / "studies" / "tasks" / "core.yaml",
+        root / "book" / "tables" / "claims.yaml",
+        own / "local" / "rope-1" / "run.json",
+    ):
+        before = fingerprint(root, own)
+        assert fingerprint(root, own) == before
+        path.parent.mkdir(parents=True)
+        path.write_text("1")
+        assert fingerprint(root, own) != before, path

@@ -41,15 +41,18 @@ def words(tree: Path) -> str:
 def test_the_page_stands_without_a_record_and_names_wrong_words(tree: Path) -> None:
     page = tree / "book" / "measured.md"
     good = page.read_text()
-    page.write_text(good + "\n```{speed} famly fire\n```\n\n```{speed} family fir\n```\n")
+    blocks = ("famly fire", "family fir", "family", "summary train")
+    page.write_text(good + "".join(f"\n```{{speed}} {block}\n```\n" for block in blocks))
     try:
         result = book_site.build_small(tree)
     finally:
         page.write_text(good)
     assert result.returncode != 0
-    assert result.stdout.count("WARNING: ") == 2, result.stdout[-4000:]
+    assert result.stdout.count("WARNING: ") == len(blocks), result.stdout[-4000:]
     assert "did you mean 'family'" in result.stdout
     assert "did you mean 'fire'" in result.stdout
+    assert "speed family: expected the name of a family after it, got nothing" in result.stdout
+    assert "speed summary: expected no word after it, got train" in result.stdout
 
     shown = words(tree)
     assert "No GPU has been measured yet" in shown
@@ -67,9 +70,10 @@ def test_the_page_follows_a_record_and_a_damaged_one_stops_the_build(tree: Path)
     assert "No GPU has been measured yet" not in shown
     assert "NVIDIA H100 80GB HBM3" in shown
     assert speed_records.SHORT in shown
-    assert "Record: speed/h100." in shown
+    assert "Records: speed/h100." in shown
     html = (tree / "_build" / "html" / "measured.html").read_text("utf-8")
-    assert {"training.svg", "training-dark.svg"} <= set(re.findall(r"_images/([\w-]+\.svg)", html))
+    drawn = set(re.findall(r"_images/([\w-]+\.svg)", html))
+    assert {"speed-training.svg", "speed-training-dark.svg"} <= drawn
 
     run.file.write_text(run.file.read_text().replace('"mode": "train"', '"mode": "trian"', 1))
     result = book_site.build_small(tree, strict=False)

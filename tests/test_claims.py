@@ -162,6 +162,10 @@ def test_small_models_are_addressed_by_task_options_and_positions() -> None:
         ("tasks:k_back@item=16/binary.id-token", "unknown option of the task 'k_back' 'item'"),
         ("tasks:k_back@items=16/binary.id-token@40", r"positions \[40\] are not recorded"),
         ("tasks:k_back@items=16/binary.id-loss@3", "SPLIT-token@POSITIONS"),
+        ("tasks:k_back@items=16/binary.id-token@three", "SPLIT-token@POSITIONS"),
+        ("tasks:k_back@items/binary.id-token", "TASK@OPTION=VALUE"),
+        ("tasks:copy/rope.odd-token", "unknown split 'odd'"),
+        ("tasks:copy/rpoe.id-token", "did you mean 'rope'"),
     ]:
         with pytest.raises(ValueError, match=message):
             values(address)
@@ -207,12 +211,12 @@ def test_the_page_shows_the_verdicts_and_no_number_from_memory(ledger: list[Judg
     assert recalled.claim.theirs not in book_claims.entry(recalled)
 
 
-def test_a_table_sets_chosen_claims_beside_what_we_found() -> None:
+def test_a_table_sets_chosen_claims_beside_what_we_found(ledger: list[Judged]) -> None:
     sys.path.insert(0, str(ROOT / "book" / "_ext"))
     pytest.importorskip("sphinx")
     import book_claims
 
-    chosen = book_claims.judged(ROOT / "book", ["rope-breaks", "cope-flip-flop"])
+    chosen = book_claims.selected(ledger, ["rope-breaks", "cope-flip-flop"])
     heads, _, first, second = book_claims.beside(chosen).splitlines()
     assert heads.replace("|", " ").split() == ["claim", "verdict", "theirs", "ours"]
     assert chosen[0].numbers in first
@@ -220,7 +224,7 @@ def test_a_table_sets_chosen_claims_beside_what_we_found() -> None:
     assert "not checked against the paper" in second
     assert chosen[1].claim.theirs not in second
     with pytest.raises(ValueError, match="rope-breaks"):
-        book_claims.judged(ROOT / "book", ["rope-brakes"])
+        book_claims.selected(ledger, ["rope-brakes"])
 
 
 def test_a_page_shows_the_claims_about_its_own_encodings() -> None:
@@ -228,11 +232,11 @@ def test_a_page_shows_the_claims_about_its_own_encodings() -> None:
     pytest.importorskip("sphinx")
     import book_claims
 
-    book = ROOT / "book"
-    assert "binary-carries" in book_claims.about_page(book, "binary")
-    assert "kerple-log" in book_claims.about_page(book, "kerple")
-    assert "rope-breaks" in book_claims.about_page(book, "rope")
-    assert "rope-breaks" not in book_claims.about_page(book, "multiscale_rope")
+    book, claims = ROOT / "book", load(LEDGER)
+    assert "binary-carries" in book_claims.about_page(book, "binary", claims)
+    assert "kerple-log" in book_claims.about_page(book, "kerple", claims)
+    assert "rope-breaks" in book_claims.about_page(book, "rope", claims)
+    assert "rope-breaks" not in book_claims.about_page(book, "multiscale_rope", claims)
     for page in (book / "methods").glob("*.md"):
         if "```{claim-table}\n" in page.read_text():
-            assert book_claims.about_page(book, page.stem), page.name
+            assert book_claims.about_page(book, page.stem, claims), page.name

@@ -113,7 +113,7 @@ def test_unknown_quantities_name_the_nearest(study: list[runs.Run]) -> None:
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(0.0, "0.00"), (0.01234, "0.0123"), (9.996, "10.00"), (41.26, "41.3"), (999.0, "999"),
+    [(0.0, "0.00"), (0.01234, "0.0123"), (9.996, "10.0"), (41.26, "41.3"), (999.0, "999"),
      (12345.6, "12,346"), (float("inf"), "inf")],
 )  # fmt: skip
 def test_numbers_are_written_without_exponents(value: float, text: str) -> None:

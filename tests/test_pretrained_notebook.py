@@ -517,3 +517,16 @@ def test_a_variant_without_hidden_numbers_has_no_whiskers() -> None:
     figure = figures.several([record])
     drawn = [len(lines.get_segments()) for lines in figure.axes[1].collections]
     assert drawn == [len(record["settings"]["lengths"]), 0]
+
+
+def test_rope_with_another_base_has_a_line_before_training() -> None:
+    paths = (ROOT / "runs" / "pretrained").glob("*/pretrained.json")
+    records = [json.loads(path.read_text()) for path in paths]
+    record = next(one for one in records if one["settings"]["pe"] == "rope")
+
+    def labels() -> list[str]:
+        return [str(line.get_label()) for line in figures.several([record]).axes[0].get_lines()]
+
+    assert not any("before training" in label for label in labels()), "it is the untouched model"
+    record["settings"]["options"] = {"theta": 1e6}
+    assert "RoPE, theta 1e+06, before training" in labels()

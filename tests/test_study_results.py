@@ -157,6 +157,19 @@ def test_a_perplexity_above_the_vocabulary_is_written_in_words(tmp_path: Path) -
     assert write(measure(near, "ppl@1x"), "ppl@1x") == "403 (1–>512)"
 
 
+def test_a_difference_over_one_window_knows_that_a_perplexity_is_worse_than_guessing(
+    tmp_path: Path,
+) -> None:
+    lost, base = row(tmp_path, "nope", 5.0), row(tmp_path, "rope")
+    for one in (lost, base):
+        evaluation = one.runs[0].evaluation()
+        assert evaluation is not None
+        cell = evaluation["perplexity"]["256"]
+        cell["window_nll"] = cell["window_nll"][:1]
+        one.runs[0].write_evaluation(evaluation)  # type: ignore[attr-defined]
+    assert difference(lost, base, "ppl@1x").guessing
+
+
 def test_a_temperature_at_its_bound_is_no_fit(tmp_path: Path) -> None:
     from pe.evaluation.temperature import BOUNDS
 

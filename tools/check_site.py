@@ -134,7 +134,7 @@ def served(site: Path) -> Iterator[str]:
 
 
 def found_chromium() -> str | None:
-    """The path of a Chromium on this machine. PE_CHROMIUM overrides the search."""
+    """Return the path of a Chromium on this machine. PE_CHROMIUM overrides the search."""
     named = os.environ.get("PE_CHROMIUM")
     names = [named] if named else ["/usr/bin/chromium", "chromium", "chromium-browser",
                                    "google-chrome", "google-chrome-stable"]  # fmt: skip
@@ -142,7 +142,7 @@ def found_chromium() -> str | None:
 
 
 def chromium() -> str:
-    """The path of a Chromium; exits the program if there is none."""
+    """Return the path of a Chromium; exit the program if there is none."""
     path = found_chromium()
     if path is None:
         raise SystemExit("no Chromium found: install one or name it in PE_CHROMIUM")
@@ -150,7 +150,7 @@ def chromium() -> str:
 
 
 def pages_of(site: Path, every: bool) -> list[str]:
-    """The pages of the site, with all pages of records or only the first per study or task."""
+    """Return the pages of the site, with all pages of records or the first per study or task."""
     names = [
         path.relative_to(site).as_posix()
         for path in sorted(site.rglob("*.html"))
@@ -206,7 +206,7 @@ def judge(page: Any, url: str, axe: str | None) -> dict[str, Any]:
 
 
 def faults(name: str, result: dict[str, Any]) -> list[str]:
-    """What is wrong with a page, one line per fault."""
+    """Return the faults of a page, one line each."""
     found = [
         f"axe {where}: {one['rule']} ({one['impact']}), {one['count']} x, {one['nodes'][0]}"
         for where, all_of in result["axe"].items()
@@ -230,7 +230,7 @@ def faults(name: str, result: dict[str, Any]) -> list[str]:
 
 
 def summary(results: dict[str, dict[str, Any]]) -> str:
-    """Tables for people: violations by rule, the heaviest pages, what scrolls at 1,280 pixels."""
+    """Summarise the violations by rule, the heaviest pages, and what scrolls at 1,280 pixels."""
     lines = []
     for where in next(iter(results.values()))["axe"]:
         rules: Counter[str] = Counter()

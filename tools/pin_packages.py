@@ -25,7 +25,7 @@ HEADER = """\
 
 
 def licence_of(wheel: Path) -> str:
-    """The licence in the metadata of a wheel, in a few words."""
+    """Return the licence in the metadata of a wheel, in a few words."""
     with zipfile.ZipFile(wheel) as archive:
         name = next(n for n in archive.namelist() if n.endswith(".dist-info/METADATA"))
         fields = HeaderParser().parsestr(archive.read(name).decode("utf-8", "replace"))
@@ -37,7 +37,7 @@ def licence_of(wheel: Path) -> str:
 
 
 def pin(name: str, split: str) -> str:
-    """The line of one package in the list."""
+    """Return the line of one package in the list."""
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run(
             [

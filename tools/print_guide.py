@@ -49,7 +49,7 @@ class Chapter:
 
 
 def chapters_of(toc: Path) -> list[Chapter]:
-    """The chapters of the table of contents, in order."""
+    """Return the chapters of the table of contents, in order."""
     listed = yaml.safe_load(toc.read_text("utf-8"))
     chapters = [Chapter(listed["root"], None)]
     for part in listed["parts"]:
@@ -116,7 +116,7 @@ def link(one: Tag, chapter: Chapter, here: str, keys: dict[str, str]) -> None:
 
 
 def assemble(site: Path, chapters: list[Chapter], about: dict[str, str]) -> str:
-    """The whole guide as one page, with `{page:KEY}` in place of page numbers."""
+    """Return the whole guide as one page, with `{page:KEY}` in place of page numbers."""
     keys = {f"{chapter.name}.html": chapter.key for chapter in chapters}
     mathjax = ""
     for chapter in chapters:
@@ -156,17 +156,17 @@ def assemble(site: Path, chapters: list[Chapter], about: dict[str, str]) -> str:
 
 
 def css(text: str) -> str:
-    """A text as a quoted string in CSS."""
+    """Quote a text for CSS."""
     return json.dumps(text, ensure_ascii=False)
 
 
 def pages_in(pdf: bytes) -> int:
-    """The number of pages of a PDF from Chromium."""
+    """Count the pages of a PDF from Chromium."""
     return len(re.findall(rb"/Type /Page\b(?!s)", pdf))
 
 
 def page_numbers(pdf: bytes) -> dict[str, int]:
-    """The page number of each named destination in an uncompressed PDF from Chromium.
+    """Return the page number of each named destination in an uncompressed PDF from Chromium.
 
     Pages are counted in the order of the page tree.
     """
@@ -252,7 +252,7 @@ def print_guide(browser: Any, site: Path, chapters: list[Chapter], about: dict[s
 
 
 def about() -> dict[str, str]:
-    """The text of the cover: author, version, commit, date and licence, as in the footers."""
+    """Return the author, version, commit, date and licence for the cover, as in the footers."""
     sys.path[:0] = [str(ROOT), str(ROOT / "book" / "_ext")]
     from book_manners import About
 

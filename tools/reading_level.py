@@ -37,7 +37,7 @@ class Level(NamedTuple):
 
 
 def sentences(page: str) -> list[str]:
-    """The sentences of a page in MyST Markdown, with ``0`` for each number from a record."""
+    """Return the sentences of a page in MyST Markdown, with ``0`` for each number from a record."""
     lines, code = [], ""  # the backticks that opened the code we are in
     for line in page.splitlines():
         fence = re.match(r"\s*(`{3,}|:{3,})(.*)", line)
@@ -62,12 +62,12 @@ def sentences(page: str) -> list[str]:
 
 
 def words(text: str) -> list[str]:
-    """The words of a text, without numbers."""
+    """Return the words of a text, without numbers."""
     return re.findall(r"[^\W\d_][\w'’-]*", text)
 
 
 def level(page: str) -> Level:
-    """The level of a page; zero if it has no sentence."""
+    """Return the level of a page; zero if it has no sentence."""
     every = sentences(page)
     found = [word for one in every for word in words(one)]
     long = sum(len(word) > 6 for word in found)
@@ -76,7 +76,7 @@ def level(page: str) -> Level:
 
 
 def git(*arguments: str) -> str:
-    """The output of git, or nothing if it fails, as for a page that a commit does not have."""
+    """Return the output of git, or nothing if it fails: a commit may not have a page."""
     return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True).stdout
 
 

@@ -23,7 +23,7 @@ PICTURE = ROOT / "runs" / STUDY / "reach.svg"
 
 
 def picture() -> str:
-    """The SVG on a white background, because a README is also shown on dark pages.
+    """Return the SVG on a white background, because a README is also shown on dark pages.
 
     It shows the rows on the seeds that all of them have, as the book's pictures do.
     """

@@ -9,9 +9,8 @@ import re
 from pathlib import Path
 
 from pe import runs
-from pe.results import quantities
 from pe.results.markdown import pipe
-from pe.results.measure import cut, measure, write
+from pe.results.measure import measure, write, write_cut
 from pe.results.quantities import whole
 from pe.results.rows import rows
 
@@ -30,16 +29,14 @@ MARKS = "<!-- results, by tools/readme_results.py -->", "<!-- end of results -->
 
 
 def block() -> str:
-    """The table and the line under it."""
+    """Write the table and the line under it."""
     found = {row.label: row for row in rows(STUDY, runs.find(ROOT / "runs", STUDY))}
     lines = []
     for name, title in SHOWN.items():
         cells = [write(measure(found[name], column), column) for column in COLUMNS]
         lines.append([title, *(cell.partition("<br>")[0] for cell in cells)])
-    limit = quantities.vocabulary(found[CONTROL].runs[0])
-    shares = [(column, cut(found[CONTROL], column)) for column in COLUMNS]
-    texts = ["–" if s is None else quantities.write(s, column, limit) for column, s in shares]
-    lines.insert(1, ["RoPE, cut to the training length", *texts])
+    cut = [write_cut(found[CONTROL], column) for column in COLUMNS]
+    lines.insert(1, ["RoPE, cut to the training length", *cut])
     run = found[CONTROL].runs[0].read()
     times = [f"{multiple}×" for multiple in MULTIPLES]
     heads = ["", *(f"perplexity {t}" for t in times), *(f"found {t}" for t in times)]
@@ -52,7 +49,7 @@ def block() -> str:
 
 
 def readme(text: str) -> str:
-    """README with the current table."""
+    """Return README with the current table."""
     begin, end = map(re.escape, MARKS)
     new, count = re.subn(
         f"({begin}\n).*?(\n{end})", lambda m: m[1] + block() + m[2], text, flags=re.DOTALL

@@ -16,7 +16,7 @@ import pe
 
 
 def finished(name: str) -> bool:
-    """Whether `papermill notebooks/train.ipynb -p pe NAME -p recipe demo` has nothing to do."""
+    """Return whether the demo run of an encoding has nothing left to do."""
     with contextlib.suppress(ValueError):
         run = pe.configure(pe=name, recipe="demo")
         if not run.exists() or run.read()["status"] != "complete":

@@ -1,4 +1,4 @@
-"""{api} pe.encoding: a name's signature and docstring, straight from the package.
+"""{api} pe.encoding: the signature and the docstring of a public name.
 
 The docstrings' `Args:`, `Returns:` and `Raises:` become lists. A class shows its public methods in
 its signature block. Types stay as they are written in the code, without links.
@@ -31,15 +31,12 @@ class Api(Block):
             return self.warn(f"{name} cannot be documented: {error}")
         if not inspect.getdoc(value):
             return self.warn(f"{name} has no docstring")
-        source = inspect.getsourcefile(value)
-        if source:
-            self.env.note_dependency(source)
         text = f"```python\n{signature(name, value)}\n```\n\n{prose(inspect.getdoc(value) or '')}"
         return self.markdown(text)
 
 
 def find(name: str) -> Any:
-    """The object behind a dotted name that begins with a module."""
+    """Return the object that a dotted name means. The name begins with a module."""
     parts = name.split(".")
     value: Any = importlib.import_module(parts[0])
     for i, part in enumerate(parts[1:], 2):
@@ -51,7 +48,7 @@ def find(name: str) -> Any:
 
 
 def signature(name: str, value: Any) -> str:
-    """How it is called; for a class, with its public methods below."""
+    """Write the signature of a function, or that of a class with those of its public methods."""
     if not inspect.isclass(value):
         return _call(name, value)
     if dataclasses.is_dataclass(value) and "__init__" not in inspect.getsource(value):
@@ -115,7 +112,7 @@ def _call(name: str, value: Any, method: bool = False) -> str:
 
 
 def prose(doc: str) -> str:
-    """A docstring as Markdown: Google-style sections become headed lists."""
+    """Convert a docstring to Markdown. Sections of Google's style become lists with a heading."""
     result: list[str] = []
     section = False
     for line in doc.replace("``", "`").splitlines():

@@ -4,7 +4,7 @@
 | ```{cache-sizes}             keys and values after 32,768 tokens, of each preset's own model
 | ```{cache-sizes} windows     the same of the model of a study, a line for each schedule in it
 
-What a cache holds is read off such a cache (`pe.model.cache.held_tokens`).
+`pe.model.cache.held_tokens` builds such a cache and counts the tokens that it holds.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from book_directives import Made
-from sphinx.application import Sphinx
 
 from pe.encodings.core.presets import PRESETS
 from pe.results.markdown import pipe
@@ -23,7 +22,7 @@ from pe.study.plan import load_plan
 
 TOKENS = 32_768
 BYTES = 2
-"""Of a number in bfloat16."""
+"""The size of a number in bfloat16."""
 
 
 class Cached(NamedTuple):
@@ -36,7 +35,7 @@ class Cached(NamedTuple):
     head_dim: int
 
     def sizes(self) -> tuple[int, int]:
-        """Bytes of the keys and values held after `TOKENS`, and of all there were."""
+        """Return the bytes of the cache after `TOKENS` tokens, with windows and without."""
         from pe.model.cache import held_tokens  # it imports transformers
 
         held = held_tokens(self.spec, self.layers, TOKENS)
@@ -45,14 +44,14 @@ class Cached(NamedTuple):
 
 
 def preset_table() -> str:
-    """Name, spec, model and source of each preset."""
+    """Write a table of the presets: name, model, spec, and the source of the numbers."""
     lines = [[f"`{name}`", preset.model, f"`{preset.spec}`", preset.source]
              for name, preset in PRESETS.items()]  # fmt: skip
     return pipe(["name", "model", "spec", "numbers from"], lines, 4)
 
 
 def cache_table(models: Sequence[Cached]) -> str:
-    """A line for each model: what it holds, and the share of what it would without windows."""
+    """Write a line per model: the size of its cache with and without windows, and their ratio."""
     lines = []
     for model in models:
         held, whole = model.sizes()
@@ -67,13 +66,13 @@ def _mebibytes(size: int) -> str:
 
 
 def of_presets() -> list[Cached]:
-    """The model of each preset."""
+    """Return the model of each preset."""
     return [Cached(f"`{name}`", p.spec, p.layers, p.kv_heads, p.head_dim)
             for name, p in PRESETS.items()]  # fmt: skip
 
 
 def of_study(study: str) -> list[Cached]:
-    """The model of each schedule in a study's plan."""
+    """Return the model of each schedule in the plan of a study."""
     rows = {planned.recipe.pe: planned for planned in load_plan(study) if planned.recipe.steps}
     return [
         Cached(
@@ -85,7 +84,7 @@ def of_study(study: str) -> list[Cached]:
 
 
 class PresetTable(Made):
-    """`preset_table`."""
+    """The table of presets."""
 
     required_arguments = 0
 
@@ -94,16 +93,10 @@ class PresetTable(Made):
 
 
 class CacheSizes(Made):
-    """`cache_table` of a study, or of the presets' own models."""
+    """The table of caches of a study, or of the presets' own models."""
 
     required_arguments = 0
     optional_arguments = 1
 
     def text(self) -> str:
         return cache_table(of_study(self.arguments[0]) if self.arguments else of_presets())
-
-
-def setup(app: Sphinx) -> None:
-    """Register with Sphinx."""
-    app.add_directive("preset-table", PresetTable)
-    app.add_directive("cache-sizes", CacheSizes)

@@ -1,61 +1,59 @@
-"""The ledger of claims: book/tables/claims.yaml judged by the records of runs/.
+"""The ledger of claims: book/tables/claims.yaml, judged by the records of runs/.
 
-| ```{claims} tally          how many claims have which verdict
-| ```{claims} holds          the claims of a verdict, one after the other; "does-not-hold" and so on
-| ```{claim-table} ID ID     these claims as a table: the verdict, what they say, what we found
-| ```{claim-table}           on methods/NAME.md: those about the encodings of the page
+| ```{claims} tally          how many claims have each verdict
+| ```{claims} holds          the claims with a verdict, one after the other (or does-not-hold ...)
+| ```{claim-table} ID ID     these claims as a table: the verdict, the authors' result, ours
+| ```{claim-table}           on methods/NAME.md: the claims about the encodings of the page
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import ClassVar, TypeVar
+from typing import ClassVar
 
 from book_directives import Made
 from book_measured import of_page
-from sphinx.application import Sphinx
 
 from pe import claims
 from pe._errors import unknown
 from pe.claims import Claim, Judged, Verdict
 from pe.results.markdown import pipe
 
-T = TypeVar("T")
 LEDGER = Path("tables") / "claims.yaml"
 _WORDS = {verdict.value.replace(" ", "-"): verdict for verdict in Verdict}
 OF_METHOD = "Claims beside our records; {doc}`/claims` says how the verdicts are computed."
 
 
-def judged(book: Path, names: Sequence[str] = ()) -> list[Judged]:
-    """All claims with their verdicts, in the ledger's order; or those of these ids, in theirs.
+def judged(book: Path) -> list[Judged]:
+    """Judge all claims, in the order of the ledger."""
+    values = claims.Values(book.parent / "runs")
+    return [claims.judge(one, values) for one in claims.load(book / LEDGER)]
+
+
+def selected(found: Sequence[Judged], names: Sequence[str]) -> list[Judged]:
+    """Return the claims with these ids, in the order of the ids.
 
     Raises:
-        ValueError: an id that the ledger does not have.
+        ValueError: an id that no claim has.
     """
-    values = claims.Values(book.parent / "runs")
-    ledger = {one.id: one for one in claims.load(book / LEDGER)}
-    return [claims.judge(one, values) for one in selected(ledger, names)]
-
-
-def selected(ledger: Mapping[str, T], names: Sequence[str]) -> list[T]:
-    """What has these ids, in their order; all where none is named."""
+    by_id = {one.claim.id: one for one in found}
     for name in names:
-        if name not in ledger:
-            raise unknown("claim", name, list(ledger))
-    return [ledger[name] for name in names or ledger]
+        if name not in by_id:
+            raise unknown("claim", name, list(by_id))
+    return [by_id[name] for name in names]
 
 
 def tally(found: list[Judged]) -> str:
-    """Verdicts and how many claims have each."""
+    """Write a table of how many claims have each verdict."""
     count = Counter(one.verdict for one in found)
     rows = [[verdict.value, str(count[verdict])] for verdict in Verdict if count[verdict]]
     return pipe(["verdict", "claims"], [*rows, ["*all*", str(len(found))]])
 
 
 def entry(one: Judged) -> str:
-    """One claim: what they say, what we found, where it is on record."""
+    """Write one claim: the authors' result, ours, and the records."""
     c = one.claim
     paper = f"[arXiv:{c.paper}](https://arxiv.org/abs/{c.paper}), " if c.paper else ""
     theirs = f"{c.theirs}. {_sentence(c.setup)} (Read in: {c.read}.)"
@@ -74,7 +72,7 @@ def entry(one: Judged) -> str:
 
 
 def beside(found: list[Judged]) -> str:
-    """Claims as a table; the verdict is second, where a phone shows it."""
+    """Write claims as a table. The verdict is in the second column, which a phone shows."""
     rows = []
     for one in found:
         theirs = "not checked against the paper" if one.claim.read == "memory" else one.claim.theirs
@@ -89,28 +87,22 @@ def _sentence(text: str) -> str:
     return f"{text[0].upper()}{text[1:]}{'' if text[-1] in '.)' else '.'}" if text else ""
 
 
-def about_page(book: Path, stem: str, ledger: Sequence[Claim] | None = None) -> list[str]:
-    """Ids of the claims about a method page's encodings, without those that have another page."""
+def about_page(book: Path, stem: str, ledger: Sequence[Claim]) -> list[str]:
+    """Return the ids of the claims about the encodings of a method page that have no other page."""
     own = {name for name in of_page(stem) if not (book / "methods" / f"{name}.md").exists()}
-    ledger = claims.load(book / LEDGER) if ledger is None else ledger
     return [claim.id for claim in ledger if (own | {stem}) & set(claim.encodings)]
 
 
 class _OfLedger(Made):
-    """Reads the ledger, and follows it and the records in the next build."""
+    """A directive that shows claims of the ledger."""
 
-    def judged(self, names: Sequence[str] = ()) -> list[Judged]:
-        """All claims with their verdicts, or those of these ids."""
-        self.env.note_dependency(str(self.book.folder / LEDGER))
-        for record in sorted((self.book.folder.parent / "runs").glob("*/*/*.json")):
-            if record.name.startswith(("task-", "numerics")):
-                self.env.note_dependency(str(record))
-        found = self.book.once("claims", lambda: judged(self.book.folder))
-        return selected({one.claim.id: one for one in found}, names)
+    def judged(self) -> list[Judged]:
+        """Return all claims with their verdicts, which are judged once per build."""
+        return self.book.once("claims", lambda: judged(self.book.folder))
 
 
 class Claims(_OfLedger):
-    """The tally, or the claims of one verdict."""
+    """The number of claims per verdict, or the claims with one verdict."""
 
     classes: ClassVar[list[str]] = []
 
@@ -126,7 +118,7 @@ class Claims(_OfLedger):
 
 
 class ClaimTable(_OfLedger):
-    """Some claims, by their ids, or those about the encodings whose page this is."""
+    """The claims with some ids, or those about the encodings of this page."""
 
     required_arguments, optional_arguments = 0, 1
     final_argument_whitespace = True
@@ -135,17 +127,10 @@ class ClaimTable(_OfLedger):
     def text(self) -> str:
         folder, _, stem = self.env.docname.rpartition("/")
         said = f"{OF_METHOD}\n\n" if folder == "methods" else ""
-        if self.arguments:
-            return said + beside(self.judged(self.arguments[0].split()))
         found = self.judged()
-        ledger = [one.claim for one in found]
-        names = about_page(self.book.folder, stem, ledger) if folder == "methods" else []
+        names = self.arguments[0].split() if self.arguments else []
+        if not names and folder == "methods":
+            names = about_page(self.book.folder, stem, [one.claim for one in found])
         if not names:
             raise ValueError("no claim of the ledger is about the encoding of this page")
-        return said + beside(selected({one.claim.id: one for one in found}, names))
-
-
-def setup(app: Sphinx) -> None:
-    """Register with Sphinx."""
-    app.add_directive("claims", Claims)
-    app.add_directive("claim-table", ClaimTable)
+        return said + beside(selected(found, names))

@@ -4,7 +4,7 @@
 |                     from the speed record
 | ```{combines}```    which sums the package accepts, and its reason where it refuses one
 
-Both ask the package itself while the guide is built, so a page cannot disagree with it.
+Both ask the package while the guide is built, so a page agrees with the code.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from typing import ClassVar, NamedTuple
 from book_directives import Made
 from book_encodings import LAYERS, SIZES, cached
 from book_measured import of_page
-from book_speed import FOLDER
-from sphinx.application import Sphinx
+from book_plans import listed
 
 from pe.encodings import about, layer_encodings
 from pe.results.markdown import pipe
@@ -34,20 +33,20 @@ PARTNERS = {
     "randomized": "random positions",
     "window:512": "a window",
 }
-"""One encoding for each place, by name, with what it stands for."""
+"""One encoding for each place where encodings act, with what it stands for."""
 OF_FREQUENCIES = {
     "pi": "another stretching of the frequencies",
     "resonance": "rounded wavelengths",
     "pope": "an encoding with its own frequencies",
 }
-"""More partners for what changes RoPE's frequencies."""
+"""Further partners of encodings that change RoPE's frequencies."""
 MEASURED = {"train": "training speed", "prefill": "prompt speed"}
 LENGTHS = (1024, 16384)
 """Tokens per window, as in the table of every encoding."""
 
 
 class Sum(NamedTuple):
-    """A sum of an encoding with a partner; ``refused`` is the package's reason, or empty."""
+    """A sum of an encoding and a partner, and why the package refuses it ("" if it does not)."""
 
     spec: str
     partner: str
@@ -55,12 +54,12 @@ class Sum(NamedTuple):
 
 
 def partners(name: str) -> dict[str, str]:
-    """What an encoding is tried with."""
+    """Return the partners that are tried with an encoding, with what each stands for."""
     return PARTNERS | (OF_FREQUENCIES if about(name).family == "frequencies" else {})
 
 
 def sums(name: str) -> list[Sum]:
-    """Every partner beside an encoding, tried."""
+    """Try an encoding with each of its partners."""
     tried = []
     width = SIZES["head_dim"] * SIZES["num_heads"]
     for partner in partners(name):
@@ -77,7 +76,7 @@ def sums(name: str) -> list[Sum]:
 
 
 def combinations(names: Sequence[str]) -> str:
-    """What goes with the first of ``names``, and with each other one that differs."""
+    """Write what the first of ``names`` combines with, and then each other one that differs."""
     lines: list[str] = []
     first: list[tuple[str, bool]] = []
     for name in names:
@@ -88,30 +87,26 @@ def combinations(names: Sequence[str]) -> str:
         first = first or answers
         who = f"`{name}` combines" if len(names) > 1 else "Combines"
         good = [f"{kinds[one.partner]} (`{one.spec}`)" for one in tried if not one.refused]
-        lines.append(f"- {who} with {_listed(good, 'and')}.")
+        lines.append(f"- {who} with {listed(good) or 'none of them'}.")
         lines += _refusals([one for one in tried if one.refused])
     return "\n".join(lines)
 
 
 def _refusals(refused: Sequence[Sum]) -> list[str]:
-    """A line for each reason, with all sums that have it."""
+    """Write a line per reason of refusal, with all sums that have it."""
     reasons: dict[str, list[Sum]] = {}
     for one in refused:
         reason = one.refused.replace(one.partner.partition(":")[0], "the other")
         reasons.setdefault(reason, []).append(one)
     return [
-        f"- Refused: {_listed([f'`{one.spec}`' for one in same], 'or')}, because "
+        f"- Refused: {listed([f'`{one.spec}`' for one in same], 'or')}, because "
         f"{reason if len(same) > 1 else same[0].refused}."
         for reason, same in reasons.items()
     ]
 
 
-def _listed(words: Sequence[str], last: str) -> str:
-    return f" {last} ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
-
-
 def traits(name: str) -> dict[str, str]:
-    """What the registry says of an encoding's costs."""
+    """Return the learned parameters, the cached keys and the longest position of an encoding."""
     layers = layer_encodings(name, LAYERS, **SIZES)
     learned = {id(p): p.numel() for layer in layers for p in layer.parameters() if p.requires_grad}
     kept = cached(layers[0])
@@ -128,7 +123,7 @@ def _has(speed: Speed, mode: str) -> bool:
 
 
 def measured(speed: Speed, name: str) -> dict[str, str]:
-    """Speed over NoPE's in each mode, and the memory of a training step."""
+    """Return the speed of an encoding divided by NoPE's in each mode, and its training memory."""
     cells = {}
     for mode, words in MEASURED.items():
         for length in LENGTHS if _has(speed, mode) else ():
@@ -142,7 +137,7 @@ def measured(speed: Speed, name: str) -> dict[str, str]:
 
 
 def costs(names: Sequence[str], speed: Speed | None) -> str:
-    """A line for each cost; a column for NoPE, for RoPE where it is changed, and for each name."""
+    """Write a line per cost, and a column for NoPE, for RoPE if it is changed, and per name."""
     beside = ["nope", *(["rope"] if about(names[0]).family == "frequencies" else [])]
     shown = list(dict.fromkeys([*beside, *names]))
     columns = [traits(name) for name in shown]
@@ -168,13 +163,13 @@ def costs(names: Sequence[str], speed: Speed | None) -> str:
 
 
 class _OfPage(Made):
-    """For the encodings whose page it is, or for those that are named."""
+    """A directive about the encodings of a page, or about those that its argument names."""
 
     required_arguments, optional_arguments = 0, 1
     final_argument_whitespace = True
 
     def names(self) -> list[str]:
-        """The encodings."""
+        """Return the encodings that the argument names, or those of this page."""
         if self.arguments:
             return str(self.arguments[0]).split()
         names = of_page(self.env.docname.rpartition("/")[2])
@@ -187,20 +182,13 @@ class Costs(_OfPage):
     """The table of costs."""
 
     def text(self) -> str:
-        self.env.note_dependency(str(self.book.folder / FOLDER / "stamp"))
         return costs(self.names(), self.book.speeds.best)
 
 
 class Combines(_OfPage):
-    """What goes together."""
+    """What the encodings combine with."""
 
     classes: ClassVar[list[str]] = []
 
     def text(self) -> str:
         return combinations(self.names())
-
-
-def setup(app: Sphinx) -> None:
-    """Register with Sphinx."""
-    app.add_directive("costs", Costs)
-    app.add_directive("combines", Combines)

@@ -1,8 +1,10 @@
-"""Roles and directives by which pages read records. A key that does not exist is a warning.
+"""What the roles and directives of the book share, and those that read no particular record.
 
 | {record}`pope.ppl@4x`      a number (book_numbers); {record-code} sets it as code
 | ```{picture} NAME          a picture or a figure of records, light and dark
 | ```{record-schema} run     the format of a record, field by field
+
+`bookext` registers all roles and directives. A key that does not exist is a warning.
 """
 
 from __future__ import annotations
@@ -19,7 +21,6 @@ from book_studies import Snapshot, Speeds, Studies
 from docutils import nodes
 from docutils.parsers.rst import directives
 from docutils.statemachine import StringList
-from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
 from sphinx.util import logging
 from sphinx.util.docutils import SphinxDirective, SphinxRole
@@ -32,29 +33,31 @@ from pe.runs import models
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
+RESULTS = "pe-results"
+"""The class of a table in small letters, which scrolls where it is wider than the page."""
 PLAIN = "plain:"
 """Begins the address of a page that Sphinx does not make, from the root of the site."""
 
 
 @dataclass(frozen=True)
 class Book:
-    """What a build shows: `bookext` makes it, and directives find it on the application."""
+    """The records and figures of a build. `bookext` makes it; directives find it on the app."""
 
     studies: Studies
     folder: Path
     figures: Figures
     speeds: Speeds
     shared: dict[str, Any] = field(default_factory=dict)
-    """What several directives of a build need and one of them has made (`once`)."""
+    """What several directives need, by name; `once` fills it."""
 
     @classmethod
     def of(cls, env: BuildEnvironment) -> Book:
-        """That of the build."""
+        """Return the book of the running build."""
         book: Book = env.app.pe_book  # type: ignore[attr-defined]
         return book
 
     def once(self, name: str, make: Callable[[], T]) -> T:
-        """The value of ``make``, which only the first directive that needs it calls."""
+        """Return ``make()``, which only the first directive that asks for ``name`` calls."""
         if name not in self.shared:
             self.shared[name] = make()
         value: T = self.shared[name]
@@ -62,35 +65,47 @@ class Book:
 
     @property
     def stamp(self) -> str:
-        """The file that changes when a record or the code that shows records does."""
-        return str(self.folder / "_generated" / "records.json")
+        """The file that changes whenever a record or the code of the package changes."""
+        return str(self.folder / "_generated" / "stamp")
 
     def pages(self, rows: Iterable[Row]) -> dict[str, str]:
-        """By a run's name, the page of its executed notebook, or else that of its record."""
-        found = {}
+        """Return each run's page by its name: its executed notebook, or else its record."""
+        pages = {}
         for run in (run for row in rows for run in row.runs):
             place = f"runs/{run.study}/{run.name}"
             executed = (self.folder / place / "train.ipynb").exists()
-            found[run.name] = f"/{place}/train.ipynb" if executed else f"{PLAIN}{place}/record.html"
-        return found
+            pages[run.name] = f"/{place}/train.ipynb" if executed else f"{PLAIN}{place}/record.html"
+        return pages
 
 
-class RecordRole(SphinxRole):
-    """{record}`KEY`: the value that the records hold for a key; {record-code} sets it as code."""
+class ValueRole(SphinxRole):
+    """A role that becomes a value from the records, or a warning that says why there is none.
 
-    def __init__(self, node: type[nodes.TextElement] | None = None) -> None:
+    Args:
+        value: returns the text; a ValueError becomes the warning.
+        node: what the text is set in; None: plain text.
+    """
+
+    def __init__(
+        self, value: Callable[[Book, str], str], node: type[nodes.TextElement] | None = None
+    ) -> None:
         super().__init__()
-        self.node = node
+        self.value, self.node = value, node
 
     def run(self) -> tuple[list[nodes.Node], list[nodes.system_message]]:
         book = Book.of(self.env)
         self.env.note_dependency(book.stamp)
         try:
-            value = look_up(book.studies, self.text)
-            return [self.node(text=value) if self.node else nodes.Text(value)], []
+            text = self.value(book, self.text)
         except ValueError as error:
             log.warning("no record for %r: %s", self.text, error, location=self.get_location())
             return [nodes.literal(text=self.text)], []
+        return [self.node(text=text) if self.node else nodes.Text(text)], []
+
+
+def record(book: Book, key: str) -> str:
+    """Return the value of a key of `book_numbers`."""
+    return look_up(book.studies, key)
 
 
 class Block(SphinxDirective):
@@ -98,11 +113,11 @@ class Block(SphinxDirective):
 
     @property
     def book(self) -> Book:
-        """What this build shows."""
+        """The book of this build."""
         return Book.of(self.env)
 
     def markdown(self, text: str, holder: nodes.Element | None = None) -> list[nodes.Node]:
-        """Parse text as part of the page, into ``holder`` if there is one."""
+        """Parse Markdown as part of the page, into ``holder`` if there is one."""
         self.env.note_dependency(self.book.stamp)
         target = nodes.Element() if holder is None else holder
         up = "../" * self.env.docname.count("/")
@@ -112,16 +127,19 @@ class Block(SphinxDirective):
         return list(target.children) if holder is None else [target]
 
     def warn(self, message: str) -> list[nodes.Node]:
-        """Report where the page is wrong; the page goes on without this block."""
+        """Report a mistake in the page, which is built without this block."""
         log.warning(message, location=self.get_location())
         return []
 
 
 class Made(Block):
-    """A directive that is one piece of Markdown, or a warning that says what is wrong."""
+    """A directive that writes one piece of Markdown; a ValueError of `text` becomes a warning.
+
+    ``classes`` are those of the container around it. `RESULTS` scrolls sideways if it is too wide.
+    """
 
     required_arguments = 1
-    classes: ClassVar[list[str]] = ["pe-results"]
+    classes: ClassVar[list[str]] = [RESULTS]
 
     def run(self) -> list[nodes.Node]:
         try:
@@ -131,24 +149,38 @@ class Made(Block):
         return self.markdown(text, nodes.container(classes=self.classes)) if text else []
 
     def text(self) -> str:
-        """The Markdown; nothing is shown of an empty one."""
+        """Return the Markdown. If it is empty, nothing is shown."""
         raise NotImplementedError
 
-    def words(self, option: str, default: str = "") -> list[str]:
-        """The values of an option, apart by commas."""
-        given = self.options.get(option, default)
-        return [word.strip() for word in given.split(",") if word.strip()]
+    def words(self, option: str) -> list[str]:
+        """Return the values of an option, which commas separate."""
+        return [word.strip() for word in self.options.get(option, "").split(",") if word.strip()]
+
+
+def narrow(markdown: str) -> str:
+    """Put Markdown into small letters and a box that scrolls where it is wider than the page."""
+    return f"````{{container}} {RESULTS}\n{markdown}\n````"
+
+
+def twins(name: str, alt: str, *classes: str) -> nodes.container:
+    """Return the light and the dark image of a picture of _generated, of which one is shown.
+
+    The theme hides captions beside a hidden twin, so both share a container without one.
+    """
+    pair = nodes.container(classes=["pe-pair", *classes])
+    for twin, shown in (("", "only-light"), ("-dark", "only-dark")):
+        pair += nodes.image(uri=f"/_generated/{name}{twin}.svg", alt=alt, classes=[shown])
+    return pair
 
 
 class Picture(Block):
-    """A figure with a light and a dark image of which the theme shows one."""
+    """A figure with a light and a dark image, of which the theme shows one."""
 
     required_arguments = 1
     has_content = True
     option_spec: ClassVar[dict[str, Any]] = {
         "alt": directives.unchanged_required,
         "name": directives.unchanged,
-        "width": directives.length_or_percentage_or_unitless,
     }
 
     def run(self) -> list[nodes.Node]:
@@ -160,20 +192,13 @@ class Picture(Block):
         if "alt" not in self.options:
             return self.warn(f"picture {name!r} has no :alt: text for readers who cannot see it")
         figure = nodes.figure(align="center")
-        # the theme hides captions beside a hidden twin
-        pair = nodes.container(classes=["pe-pair", least_width(folder / f"{name}.svg")])
-        for twin, shown in (("", "only-light"), ("-dark", "only-dark")):
-            image = nodes.image(uri=f"/_generated/{name}{twin}.svg", alt=self.options["alt"])
-            image["classes"] = [shown]
-            if "width" in self.options:
-                image["width"] = self.options["width"]
-            pair += image
-        figure += pair
+        figure += twins(name, self.options["alt"], least_width(folder / f"{name}.svg"))
         text = "\n".join(self.content)
         caption, *more = self.markdown(text) or [nodes.paragraph()]
         figure += nodes.caption(text, "", *caption.children)
         if name in self.book.figures and self.book.figures[name][0]:
-            figure[-1] += made_of(_made_of(self.book.figures[name][0]))
+            records = f"{_made_of(self.book.figures[name][0])}."
+            figure[-1] += [nodes.Text(" "), nodes.emphasis(text=records, classes=["pe-made-of"])]
         if more:
             figure += nodes.legend("", *more)
         self.set_source_info(figure)
@@ -181,13 +206,8 @@ class Picture(Block):
         return [figure]
 
 
-def made_of(records: str) -> list[nodes.Node]:
-    """The end of a caption: the records that a figure was made of, in small letters."""
-    return [nodes.Text(" "), nodes.emphasis(text=f"{records}.", classes=["pe-made-of"])]
-
-
 def _made_of(shown: list[Snapshot] | list[Path]) -> str:
-    """What a figure is made of, in words: its runs, or the folders of other records."""
+    """Name the runs that a figure is made of, or the folders of other records."""
     runs = [one for one in shown if isinstance(one, Snapshot)]
     if runs:
         return figures.caption(runs)
@@ -203,7 +223,7 @@ _LEAST = range(320, 801, 40)
 
 
 def least_width(picture: Path) -> str:
-    """The class of the width, in pixels, at which a picture's smallest letters can be read.
+    """Return the class of the least width at which a picture's smallest letters can be read.
 
     A narrower screen shows the picture that wide, in a box that scrolls.
     """
@@ -217,21 +237,12 @@ def least_width(picture: Path) -> str:
 
 
 class RecordSchema(Made):
-    """The fields of a file of a record (`pe.runs.models`) as a table: name, type, meaning."""
+    """The fields of a file of a record (`pe.runs.models`): name, type and meaning of each."""
 
-    classes: ClassVar[list[str]] = ["pe-results", "wrap"]
+    classes: ClassVar[list[str]] = [RESULTS, "wrap"]
 
     def text(self) -> str:
-        self.env.note_dependency(models.__file__)
         lines = [
             [f"`{path}`", kind, meaning] for path, kind, meaning in models.fields(self.arguments[0])
         ]
         return pipe(["field", "type", "meaning"], lines, 3)
-
-
-def setup(app: Sphinx) -> None:
-    """Register with Sphinx."""
-    app.add_role("record", RecordRole())
-    app.add_role("record-code", RecordRole(nodes.literal))
-    app.add_directive("picture", Picture)
-    app.add_directive("record-schema", RecordSchema)

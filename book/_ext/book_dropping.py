@@ -4,7 +4,7 @@
 | ```{kept-and-dropped} paper     its restarts in pairs, with and without the encoding
 | ```{picture} dropping-reach     the same rows, drawn
 
-What was done is read off the records: a run's own recipe, and those of the runs that it began with.
+The recipe of a run, and the recipes of the runs that it started from, say what was done to it.
 """
 
 from __future__ import annotations
@@ -18,13 +18,12 @@ from typing import Any
 from book_directives import Made
 from book_pictures import Figures
 from book_studies import Studies
-from sphinx.application import Sphinx
 
 from pe.figures.reach import reach
 from pe.results import quantities
 from pe.results.difference import difference, same_targets
-from pe.results.markdown import CROPPED, pipe
-from pe.results.measure import cut, measure, write
+from pe.results.markdown import CROPPED, linked, pipe
+from pe.results.measure import measure, write, write_cut
 from pe.results.quantities import GUESSING, RunLike, label
 from pe.results.rows import Row
 
@@ -48,19 +47,19 @@ class Treated:
     theta: float | None
     """RoPE's base in the first model of its line; None if that did not rotate."""
     tokens: int
-    """That its weights have seen, those of the models before it included."""
+    """Tokens that its weights were trained on, under all encodings."""
     control: Row | None = None
     """The row of its base that kept its rotation and has the lowest validation loss."""
 
     @property
     def recipe(self) -> dict[str, Any]:
-        """Of its first seed."""
+        """The recipe of the first seed."""
         found: dict[str, Any] = self.row.runs[0].read()["recipe"]
         return found
 
 
 def treated(rows: Sequence[Row], known: Mapping[str, RunLike]) -> list[Treated]:
-    """Rows by base, by what was done, and by norm and rate.
+    """Sort rows by base, by what was done to the model, by norm and by rate.
 
     Args:
         known: by STUDY/NAME, all runs that these may have begun with.
@@ -112,7 +111,7 @@ def _treated(row: Row, known: Mapping[str, RunLike]) -> Treated:
 
 
 def table(found: Sequence[Treated], links: Mapping[str, str] | None = None) -> str:
-    """A line per row; the control reading no more than the training length follows its base.
+    """Write a line per row. After the rows of a base comes its control with the text cut.
 
     Args:
         links: by a run's name, the address of its page.
@@ -123,7 +122,7 @@ def table(found: Sequence[Treated], links: Mapping[str, str] | None = None) -> s
     for i, one in enumerate(found):
         page, r = (links or {}).get(one.row.runs[0].name), one.recipe
         lines.append([
-            (f"[{one.title}]({page})" if page else one.title) + _mark(one),
+            linked(one.title, page) + _mark(one),
             _theta(one.theta),
             f"{r['learning_rate']:g}" if r["steps"] else "–",
             r.get("joint_norm") or "–",
@@ -134,9 +133,7 @@ def table(found: Sequence[Treated], links: Mapping[str, str] | None = None) -> s
         ])  # fmt: skip
         last = i + 1 == len(found) or found[i + 1].theta != one.theta
         if last and one.control is not None and one.theta is not None:
-            shares = [(name, cut(one.control, name)) for name in ("ppl@1x", *COLUMNS)]
-            limit = quantities.vocabulary(one.control.runs[0])
-            texts = ["–" if s is None else quantities.write(s, n, limit) for n, s in shares]
+            texts = [write_cut(one.control, name) for name in ("ppl@1x", *COLUMNS)]
             lines.append([
                 f"kept, {CROPPED}", _theta(one.theta), *["–"] * 4, texts[0], "–", *texts[1:]
             ])  # fmt: skip
@@ -150,7 +147,7 @@ def table(found: Sequence[Treated], links: Mapping[str, str] | None = None) -> s
 
 
 def pairs(rows: Sequence[Row], known: Mapping[str, RunLike]) -> str:
-    """Restarts of one moment, rate and number of steps, the one that keeps its encoding first.
+    """Write a table of runs that restarted from one step with one rate and number of steps.
 
     Each line is compared with the kept run above it, which is its control.
 
@@ -186,7 +183,7 @@ def pairs(rows: Sequence[Row], known: Mapping[str, RunLike]) -> str:
 
 
 def _restart(r: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What a dropped run and its control have in common."""
+    """Return the settings that a dropped run shares with its control."""
     return r["start_from"], r["start_step"], r["steps"], r["learning_rate"]
 
 
@@ -199,7 +196,7 @@ def _theta(theta: float | None) -> str:
 
 
 def _cell(row: Row, name: str) -> str:
-    """A value, and below it that with the fitted temperature."""
+    """Write a value, and below it the value with the fitted temperature."""
     text = write(measure(row, name), name)
     if quantities.at(name) is None or name.endswith("@1x"):  # where a fit changes nothing
         return text
@@ -208,7 +205,7 @@ def _cell(row: Row, name: str) -> str:
 
 
 def _against(one: Treated) -> str:
-    """The ratio of perplexities at 1×, with the interval of the paired differences."""
+    """Write the ratio of perplexities at 1× to the control, with its interval."""
     if one.control is None or one.control.label == one.row.label:
         return "–" if one.control is None else "1"
     if not same_targets([one.row, one.control]):
@@ -221,7 +218,7 @@ def _against(one: Treated) -> str:
 
 
 def figures_of(studies: Studies) -> Figures:
-    """STUDY-reach: perplexities and hidden numbers of the rows of the study of dropping."""
+    """Return the figure STUDY-reach of the study of dropping."""
     if STUDY not in studies.runs:
         return {}
     rows = list(studies.rows(STUDY).values())
@@ -235,7 +232,7 @@ def figures_of(studies: Studies) -> Figures:
 
 
 def _title(one: Treated) -> str:
-    """What was done, at which rate, and the base where it is not RoPE's own."""
+    """Say what was done, at which rate, and with which base if it is not `THETA`."""
     r = one.recipe
     text = f"{one.title}, {r['learning_rate']:g}" if one.kind in ("kept", "dropped") else one.title
     text += ", norm" if r.get("joint_norm") else ""
@@ -259,11 +256,5 @@ class KeptAndDropped(Made):
 
     def text(self) -> str:
         study, studies = self.arguments[0], self.book.studies
-        rows = list(studies.rows(study).values()) if study in studies.runs else []
+        rows = list(studies.recorded(study).values())
         return pairs(rows, {f"{run.study}/{run.name}": run for run in studies.complete()})
-
-
-def setup(app: Sphinx) -> None:
-    """Register with Sphinx."""
-    app.add_directive("kept-and-dropped", KeptAndDropped)
-    app.add_directive("dropping-table", DroppingTable)

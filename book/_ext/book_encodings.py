@@ -3,8 +3,8 @@
 | ```{encodings}```    every encoding with its traits, from the registry
 | ```{laws}```         every law of pe.conformance
 
-Where an encoding acts is read off the hooks that its class overrides; the rest are its traits,
-asked of an instance of the sizes in `SIZES`.
+The hooks that a class overrides say where it acts. The other columns are traits of an instance with
+the sizes in `SIZES`.
 """
 
 from __future__ import annotations
@@ -12,12 +12,10 @@ from __future__ import annotations
 import re
 import sys
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
-from book_directives import Block
-from docutils import nodes
-from sphinx.application import Sphinx
+from book_directives import RESULTS, Made
 
 from pe.conformance import LAWS
 from pe.encodings import (
@@ -66,7 +64,7 @@ class Row(NamedTuple):
 
 
 def row(name: str) -> Row:
-    """What the registry says of one encoding."""
+    """Return what the registry and an instance say about one encoding."""
     part = lookup(name)
     layers = layer_encodings(name, LAYERS, **SIZES)
     enc = layers[0]
@@ -86,12 +84,12 @@ def row(name: str) -> Row:
 
 
 def rows() -> list[Row]:
-    """All of them, in the order of `in_order`."""
+    """Return a row per encoding, in the order of `in_order`."""
     return [row(name) for name in in_order(list_encodings())]
 
 
 def place(part: Part) -> str:
-    """Where a class acts."""
+    """Say where a class acts."""
     if issubclass(part, FrequencyTransform):
         return FREQUENCIES
     acts = [
@@ -105,7 +103,7 @@ def place(part: Part) -> str:
 
 
 def cached(enc: Encoding) -> str:
-    """What is kept of each key."""
+    """Say what a cache holds of each key."""
     if not enc.cacheable:
         return "none"
     k, here = torch.zeros(1, SIZES["num_heads"], 1, SIZES["head_dim"]), torch.zeros(1).long()
@@ -119,7 +117,7 @@ def cached(enc: Encoding) -> str:
 
 
 def page(part: Part) -> str | None:
-    """The page that is named as the class's file, or else shows it."""
+    """Return the page that is named like the class's file, or else one that includes the file."""
     file = Path(str(sys.modules[part.__module__].__file__))
     if (BOOK / "methods" / f"{file.stem}.md").exists():
         return file.stem
@@ -130,7 +128,7 @@ def page(part: Part) -> str | None:
 
 
 def paper(name: str) -> str | None:
-    """Key of the encoding's paper in references.bib."""
+    """Return the key of the encoding's paper in references.bib."""
     number = about(name).paper
     entries = re.split(r"\n(?=@)", (BOOK / "references.bib").read_text("utf-8"))
     keys = (re.match(r"@\w+\{([^,]+),", e.strip()) for e in entries if number and number in e)
@@ -138,7 +136,7 @@ def paper(name: str) -> str | None:
 
 
 def markdown(found: list[Row]) -> str:
-    """The table."""
+    """Write the table."""
     lines = [
         [
             f"{{doc}}`{r.name} </methods/{r.page}>`" if r.page else f"`{r.name}`",
@@ -156,28 +154,21 @@ def markdown(found: list[Row]) -> str:
     return pipe(HEADS, lines, len(HEADS))
 
 
-class Encodings(Block):
-    """The table, on the page where the directive stands."""
+class Encodings(Made):
+    """The table of all encodings."""
 
-    def run(self) -> list[nodes.Node]:
-        for part in map(lookup, list_encodings()):
-            self.env.note_dependency(str(sys.modules[part.__module__].__file__))
-        return self.markdown(markdown(rows()), nodes.container(classes=["pe-results"]))
+    required_arguments = 0
+
+    def text(self) -> str:
+        return markdown(rows())
 
 
-class Laws(Block):
-    """The laws in the order in which they run."""
+class Laws(Made):
+    """The laws of `pe.conformance`, in the order in which they run."""
 
-    def run(self) -> list[nodes.Node]:
-        for law in LAWS.values():
-            self.env.note_dependency(law.test.__code__.co_filename)
+    required_arguments = 0
+    classes: ClassVar[list[str]] = [RESULTS, "wrap"]
+
+    def text(self) -> str:
         lines = [[f"`{law.name}`", law.sentence] for law in LAWS.values()]
-        return self.markdown(
-            pipe(["law", "what it says"], lines, 2), nodes.container(classes=["pe-results", "wrap"])
-        )
-
-
-def setup(app: Sphinx) -> None:
-    """Register with Sphinx."""
-    app.add_directive("encodings", Encodings)
-    app.add_directive("laws", Laws)
+        return pipe(["law", "what it says"], lines, 2)

@@ -4,10 +4,9 @@
 | ```{every-encoding} ...  :extended: scaffold-seeds/rope    and methods put on that run's model
 | ```{every-encoding} ...  :measured:    only rows with a quality; the others are named below
 
-There are two tables, one of quality and one of speed and memory, so that each fits a page.
-
-Quality and speed come from different records, made with the same model: rows are those of the speed
-record, and what no study has trained says so. Nothing is measured here.
+There are two tables, one of quality and one of speed and memory, so that each fits a page. The two
+come from different records of the same model. The rows are those of the speed record; an encoding
+that no study has trained has dashes.
 """
 
 from __future__ import annotations
@@ -17,11 +16,9 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 import book_speed
-from book_directives import Block
+from book_directives import Made, narrow
 from book_encodings import page
-from docutils import nodes
 from docutils.parsers.rst import directives
-from sphinx.application import Sphinx
 
 from pe.encodings import lookup
 from pe.results import quantities
@@ -54,12 +51,14 @@ def every(
     *,
     measured: bool = False,
 ) -> tuple[list[list[str]], list[str]]:
-    """The heads and the lines below them, and the names of encodings that no study has.
+    """Return the heads and the lines of the table, and the encodings that no study has trained.
 
     Args:
-        rows: by encoding. extended: by METHOD@FACTOR, of ``base`` (extension.json's cells).
-        speed: a record at 1,024 and 16,384 tokens. links: of encodings to their pages.
-        measured: leave out rows without a quality.
+        rows: by encoding.
+        extended: the cells of the extension.json of ``base``, by METHOD@FACTOR.
+        speed: a record at 1,024 and 16,384 tokens.
+        links: the page of each encoding.
+        measured: leave out encodings that no study has trained.
     """
     systems = [s for s in tables.shown(speed, "train") if not library(s)]
     known = [rows[system] for system in systems if system in rows]
@@ -76,7 +75,7 @@ def every(
             absent.append(name)
             if measured:
                 continue
-            found = [("", [NONE] * (FOUND))]
+            found = [("", [NONE] * FOUND)]
         named = f"{{doc}}`{name} <{links[system]}>`" if system in links else name
         for mark, quality in found:
             lines.append([named + mark, *quality, *_cost(speed, system)])
@@ -95,9 +94,9 @@ def every(
 
 
 def split(table: Sequence[list[str]]) -> list[str]:
-    """The columns of quality and those of speed and memory as two tables in Markdown.
+    """Write the columns of quality and those of speed and memory as two tables.
 
-    The second leaves out lines that have neither, and says an encoding once.
+    The second table has no line without speed and memory, and one line per encoding.
     """
     first = len(table[0]) - COST
     costs = {line[0].removesuffix(PUT_ON): line[first:] for line in table[1:]}
@@ -112,14 +111,12 @@ def _quality(row: Row) -> list[str]:
 
 
 def _put_on(method: str, cells: Mapping[str, Mapping[str, Any]], base: Row) -> list[str]:
-    """The base's own perplexity at 1×, and that of the method at each multiple, by this factor."""
+    """Return the base's perplexity at 1×, and the method's, extended by each multiple, at it."""
     run = base.runs[0]
     found = [write(measure(base, QUALITY[0]), QUALITY[0])]
     for m in MULTIPLES[1:]:
         cell = cells.get(f"{method}@{m}", {}).get("perplexity", {}).get(quantities.tokens(run, m))
-        value = (cell or {}).get("value")
-        limit = quantities.vocabulary(run)
-        found.append(quantities.perplexity(value, limit) if value else NONE)
+        found.append(quantities.perplexity((cell or {}).get("value"), quantities.vocabulary(run)))
     return [", ".join(map(str, base.seeds)), *found, NONE]
 
 
@@ -137,30 +134,25 @@ def _cost(speed: Speed, system: str) -> list[str]:
     ]  # fmt: skip
 
 
-class EveryEncoding(Block):
-    """`every` of the studies named."""
+class EveryEncoding(Made):
+    """`every` of the studies that the argument names."""
 
-    required_arguments = 1
     final_argument_whitespace = True
+    classes: ClassVar[list[str]] = []
     option_spec: ClassVar[dict[str, Any]] = {
         "extended": directives.unchanged_required,
         "measured": directives.flag,
     }
 
-    def run(self) -> list[nodes.Node]:
+    def text(self) -> str:
         best = self.book.speeds.best
         if best is None:
-            return self.markdown(book_speed.NOTHING)
-        try:
-            rows = self.rows(self.arguments[0].split())
-            base, cells = self.base()
-        except ValueError as error:
-            return self.warn(str(error))
+            return book_speed.NOTHING
+        rows = self.rows(self.arguments[0].split())
+        base, cells = self.base()
         measured = "measured" in self.options
         table, absent = every(rows, cells, base, best, self.links(best), measured=measured)
-        quality, costs = (
-            self.markdown(text, nodes.container(classes=["pe-results"])) for text in split(table)
-        )
+        quality, costs = map(narrow, split(table))
         nope = best.result("nope", "train", SHORT)
         notes, first = [], best.record["sessions"][0]
         if any(line[0].endswith(PUT_ON) for line in table):
@@ -176,20 +168,19 @@ class EveryEncoding(Block):
                 f"training on windows of {SHORT:,}"
             )
         machine += ". {doc}`/speed` says how."
-        return [*quality, *self.markdown(" ".join(notes)), *costs, *self.markdown(machine)]
+        return "\n\n".join([quality, " ".join(notes), costs, machine])
 
     def rows(self, studies: Sequence[str]) -> dict[str, Row]:
-        """Of each encoding the row of the first study that has it, trained from the first step."""
-        found: dict[str, Row] = {}
+        """Return a row per encoding: of the first study that trained it from the first step."""
+        rows: dict[str, Row] = {}
         for study in studies:
-            if study in self.book.studies.runs:  # otherwise nothing of it is recorded yet
-                for row in self.book.studies.rows(study).values():
-                    if not row.runs[0].read().get("parent"):
-                        found.setdefault(row.pe, row)
-        return found
+            for row in self.book.studies.recorded(study).values():
+                if not row.runs[0].read().get("parent"):
+                    rows.setdefault(row.pe, row)
+        return rows
 
     def base(self) -> tuple[Row | None, Mapping[str, Mapping[str, Any]]]:
-        """The row named by ``:extended:``, its runs those with an extension, and the cells."""
+        """Return the row that ``:extended:`` names, on a seed that was extended, and its cells."""
         if "extended" not in self.options:
             return None, {}
         study, _, label = self.options["extended"].partition("/")
@@ -201,14 +192,10 @@ class EveryEncoding(Block):
         return None, {}
 
     def links(self, speed: Speed) -> dict[str, str]:
+        """Return the page of each encoding that has one."""
         found = {}
         for system in tables.shown(speed, "train"):
             name, _ = spelled(system)
             if not library(system) and "+" not in name and (stem := page(lookup(name))):
                 found[system] = f"/methods/{stem}"
         return found
-
-
-def setup(app: Sphinx) -> None:
-    """Register with Sphinx."""
-    app.add_directive("every-encoding", EveryEncoding)

@@ -1,13 +1,13 @@
-"""The two explorers: results to choose from, and frequencies to turn.
+"""The two explorers: one of recorded results, one of the frequencies of rotary encodings.
 
 | ```{explorer} results       lines and a table of any recorded study
 | :picture: every-reach       shown instead where no script runs
 | :alt: ...
 | ```{explorer} encodings     what a rotary model saw in training, and what a longer text shows it
 
-What the first one shows is made in `book_explorer_data`. A run that has no notebook gets a page of
-its record (`book_record_pages`). The second one computes in the browser; tests hold its numbers
-equal to the package's.
+`book_explorer_data` makes the data of the first one. A run without a notebook gets a page of its
+record (`book_record_pages`). The second one computes in the browser; tests compare its numbers with
+those of the package.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import book_manners
-from book_directives import Block
+from book_directives import Block, twins
 from book_explorer_data import Pages, speed_sets, study_sets, write_sets
 from book_mirror import write
 from book_record_pages import record_page
@@ -27,7 +27,6 @@ from book_studies import Speeds, Studies
 from docutils import nodes
 from docutils.parsers.rst import directives
 from matplotlib.figure import Figure
-from sphinx.application import Sphinx
 
 from pe._errors import unknown
 from pe.figures.axes import LENGTHS, log_perplexity, numbers, powers_of_two
@@ -69,7 +68,7 @@ def prepare(studies: Studies, speeds: Speeds, book: Path) -> list[str]:
 
 
 def draw_card(rows: Sequence[Row], path: Path) -> None:
-    """The picture that is shown where somebody shares a page: 1,200 x 630 pixels."""
+    """Draw the picture that sites show beside a link to the guide: 1,200 x 630 pixels."""
     shown = [row for row in comparable(rows) if measure(row, "ppl@1x").value is not None][:8]
     with style():
         figure = Figure(figsize=(12, 6.3), facecolor="white")
@@ -94,7 +93,7 @@ def draw_card(rows: Sequence[Row], path: Path) -> None:
 
 
 def rotary_settings() -> dict[str, Any]:
-    """What the explorer of encodings starts from: methods by the registry, and colours."""
+    """Return what the explorer of encodings starts with: methods, sizes and colours."""
     from pe.encodings import about, extension_methods
     from pe.encodings.core.extension import extension_method
 
@@ -112,7 +111,7 @@ def rotary_settings() -> dict[str, Any]:
 
 
 class Explorer(Block):
-    """A place for one of the explorers, and a picture where no script runs."""
+    """One of the explorers, and a picture for readers without scripts."""
 
     required_arguments = 1
     option_spec: ClassVar[dict[str, Any]] = {
@@ -129,13 +128,6 @@ class Explorer(Block):
                              "without scripts")  # fmt: skip
         self.env.note_dependency(self.book.stamp)
         root = "../" * self.env.docname.count("/")
-        picture = nodes.container(classes=["pe-pair"])
-        for twin, shown in (("", "only-light"), ("-dark", "only-dark")):
-            image = nodes.image(
-                uri=f"/_generated/{self.options['picture']}{twin}.svg", alt=self.options["alt"]
-            )
-            image["classes"] = [shown]
-            picture += image
         settings = json.dumps(rotary_settings()) if kind == "encodings" else "{}"
         opening = (
             f'<link rel="stylesheet" href="{root}explorer/explorer.css">\n'
@@ -149,11 +141,6 @@ class Explorer(Block):
         )
         return [
             nodes.raw("", opening, format="html"),
-            picture,
+            twins(self.options["picture"], self.options["alt"]),
             nodes.raw("", f"</div>\n{scripts}", format="html"),
         ]
-
-
-def setup(app: Sphinx) -> None:
-    """Register with Sphinx."""
-    app.add_directive("explorer", Explorer)

@@ -1,7 +1,7 @@
-"""What the explorer of results shows, from the records through `pe.results` and `pe.speed`.
+"""The data of the explorer of results, made from the records by `pe.results` and `pe.speed`.
 
-Values, intervals and their texts are those of the book's tables, on the same seeds. The script that
-draws them averages nothing.
+Values, intervals and their texts are those of the book's tables, on the same seeds. The script only
+draws them.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from pe.speed.record import Speed
 
 KINDS = ("ppl", *TASKS)
 _DIGITS = 5
-"""Of the numbers that a chart draws; texts have the digits of the tables."""
+"""Digits of the numbers that a chart draws. Texts have the digits of the tables."""
 
 
 def write_sets(sets: Sequence[Mapping[str, Any]], folder: Path) -> set[Path]:
-    """A list of the sets, and a script with each one, which the page loads when it is chosen.
+    """Write a list of the sets, and a script per set, which the page loads when it is chosen.
 
     Scripts, because a page that is read from the disk can load nothing else.
     """
@@ -53,7 +53,7 @@ def _compact(data: Mapping[str, Any]) -> str:
 
 
 class Pages:
-    """Where runs and studies are shown, as addresses from the root of the site."""
+    """The pages of runs and studies, as addresses from the root of the site."""
 
     def __init__(self, book: Path) -> None:
         self.book = book
@@ -64,16 +64,16 @@ class Pages:
         }
 
     def notebook(self, run: Any) -> bool:
-        """Whether the run has a page of its executed notebook."""
+        """Return whether the run has a page of its executed notebook."""
         return (self.book / "runs" / run.study / run.name / "train.ipynb").exists()
 
     def of(self, run: Any) -> str:
-        """The page of a run: its executed notebook, or else its record."""
+        """Return the page of a run: its executed notebook, or else its record."""
         page = "train.html" if self.notebook(run) else "record.html"
         return f"runs/{run.study}/{run.name}/{page}"
 
     def study(self, studies: Sequence[str]) -> tuple[str, str]:
-        """(address, title) of the page that shows most of these studies."""
+        """Return (address, title) of the page that shows most of these studies."""
         pattern = "|".join(re.escape(study) for study in studies)
         table = re.compile(rf"^```\{{[a-z-]+\}} (?:[a-z-]+ )*(?:{pattern})(?=[/\s])", re.M)
         number = re.compile(rf"`(?:{pattern})/")
@@ -93,7 +93,7 @@ class Pages:
 
 
 def study_sets(studies: Studies, pages: Pages) -> list[dict[str, Any]]:
-    """Every study, studies of one budget together, and every run that was extended."""
+    """Return a set per study, per group of studies of one budget, and per run that was extended."""
     rows = {study: list(studies.rows(study).values()) for study in studies.runs}
     found = []
     for names in together(rows):
@@ -114,13 +114,13 @@ def study_sets(studies: Studies, pages: Pages) -> list[dict[str, Any]]:
 
 
 def _told(one: Mapping[str, Any]) -> float:
-    """How many encodings a reader can compare, in how many ways, after how much training."""
+    """Rank a set by its encodings, its quantities by length and its training tokens."""
     kinds = sum(bool(quantity["lengths"]) for quantity in one["quantities"])
     return math.log(max(one["tokens"], 1)) * one["encodings"] * min(kinds, 4)
 
 
 def together(rows: Mapping[str, Sequence[Row]]) -> list[list[str]]:
-    """Studies whose runs have one budget and are evaluated on the same targets."""
+    """Return groups of studies whose runs have one budget and are evaluated on the same targets."""
     budgets: dict[tuple[Any, ...], list[str]] = {}
     for study, own in rows.items():
         if study == LOCAL or not own or not same_targets(own):
@@ -155,7 +155,7 @@ def _budget(run: Any) -> tuple[Any, ...]:
 
 
 def _joined(rows: Mapping[str, Sequence[Row]]) -> list[Row]:
-    """The rows of several studies; a run that two of them hold counts once."""
+    """Return the rows of several studies. A row whose runs earlier rows have is left out."""
     seen: set[str] = set()
     found = []
     for own in rows.values():
@@ -174,7 +174,7 @@ def study_set(
     pages: Pages,
     once: Sequence[str] = (*QUANTITIES, "c"),
 ) -> dict[str, Any]:
-    """What the script reads of some rows: see `SITE` and explorers/explorer/results.js.
+    """Return what explorers/explorer/results.js reads about some rows.
 
     ``once``: the quantities without a length; a run that was extended has none of its own.
     """
@@ -233,7 +233,7 @@ def study_set(
 
 
 def _looks(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
-    """By label, colour and marker of its encoding; several rows of one have other dashes."""
+    """Return colour, marker and dashes by label. Rows of one encoding differ in their dashes."""
     counted: dict[str, int] = {}
     looks = {}
     for row in rows:
@@ -245,7 +245,7 @@ def _looks(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
 def _cells(
     row: Row, length: int, lengths: Sequence[float], asked: Iterable[str], once: Iterable[str]
 ) -> dict[str, list[Any]]:
-    """By quantity without its length, a value for each length; nothing where no run has one."""
+    """Return the cells of each quantity that has a value, one per length."""
     found: dict[str, list[Any]] = {}
     for name in asked:
         at = quantities.at(name)
@@ -261,7 +261,7 @@ def _cells(
 
 
 def _cell(cell: Cell, quantity: str) -> list[Any] | None:
-    """[text, value, low, high] of a cell, as far as there are; None: nothing was measured."""
+    """Return [text, value, low, high] as far as they are known; None if nothing was measured."""
     text = write_cell(cell, quantity)
     if cell.value is None:
         return None if text == "–" else [text]
@@ -270,7 +270,7 @@ def _cell(cell: Cell, quantity: str) -> list[Any] | None:
 
 
 def _short(value: float | None) -> float | None:
-    """Digits enough for a chart; a perplexity beyond all bounds stays finite."""
+    """Round a value to `_DIGITS` digits, and keep it finite."""
     if value is None or math.isnan(value):
         return None
     return float(f"{min(max(value, -1e300), 1e300):.{_DIGITS}g}")
@@ -283,7 +283,7 @@ def _kind(at: At) -> str:
 def _quantities(
     lines: Sequence[Mapping[str, Any]], lengths: Sequence[float], length: int, limit: int
 ) -> list[dict[str, Any]]:
-    """Those that any row has, as the script describes them."""
+    """Describe the quantities that any row has."""
     there = {key for line in lines for key in line["cells"]}
     places = [{"at": at, "text": f"{at:g}×", "tokens": f"{round(at * length):,}"} for at in lengths]
     found: list[dict[str, Any]] = []
@@ -315,7 +315,7 @@ def _quantities(
 def _cut(
     rows: Sequence[Row], lengths: Sequence[float], lines: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any] | None:
-    """What the base row reaches with texts cut to its training length: it costs nothing."""
+    """Return what the base row reaches with texts cut to its training length."""
     base = cut_base(rows)
     if base is None:
         return None
@@ -349,14 +349,14 @@ def _about(studies: Sequence[str], rows: Sequence[Row], length: int) -> str:
 
 
 def speed_sets(speeds: Speeds) -> list[dict[str, Any]]:
-    """A set for each record of speed, the one that pages show first."""
+    """Return a set per record of speed, first the one that pages show."""
     known = [speed for speed in speeds.all if speed.record["sessions"]]
     known.sort(key=lambda speed: speed is not speeds.best)
     return [one for one in map(speed_set, known) if one["rows"]]
 
 
 def speed_set(speed: Speed) -> dict[str, Any]:
-    """What the script reads of a record of speed."""
+    """Return what the script reads about a record of speed."""
     name = f"{speed.record['study']}/{speed.record['run']}"
     rows: dict[str, dict[str, Any]] = {}
     described = []

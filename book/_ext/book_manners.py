@@ -1,14 +1,14 @@
-"""What every page says about itself, and how little it loads.
+"""Changes to every page that Sphinx writes: facts about it, and fewer scripts.
 
-* A page has a description, a card for those who share it, its licence, version, date and commit,
-  and a block to cite it. A notebook says how to run it.
-* Nothing is loaded that a page does not use: MathJax only beside a formula, the search index only
-  on the page of the search, and instead of Font Awesome the icons of _static/icons.css.
-* What axe finds in the theme's templates is mended here, in the written page.
-* A formula and the full stop after it stay on one line.
+* A page gets a description, a picture for links to it, its licence, version, date and commit, and a
+  block to cite it. The page of a notebook says how to run it.
+* A page loads only what it uses: MathJax if it has a formula, the search index if it is the page of
+  the search, and the icons of _static/icons.css instead of Font Awesome.
+* Faults that axe finds in the theme's templates are corrected in the written page.
+* A formula and the punctuation after it stay on one line.
 
-The address of the repository is that of git's remote ``origin`` or of the GitHub workflow that
-builds; the address of the site is ``$PE_SITE``. Where neither is known, no link is invented.
+The address of the repository comes from git's remote ``origin`` or from the GitHub workflow that
+builds. The address of the site is ``$PE_SITE``. Links to unknown addresses are left out.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ CARD = "card.png"
 PDF = "positional-encodings.pdf"
 PUNCTUATION = re.compile(r"[.,;:?!)]+")
 DESCRIPTION = 160
-"""Characters of a description: what search engines show."""
+"""Characters of a description that search engines show."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class About:
 
     @classmethod
     def read(cls, root: Path = ROOT) -> About:
-        """From CITATION.cff and git."""
+        """Read CITATION.cff and ask git."""
         cited = yaml.safe_load((root / "CITATION.cff").read_text("utf-8"))
         in_git = (root / ".git").exists()
         commit = git(root, "rev-parse", "HEAD") if in_git else None
@@ -71,7 +71,7 @@ class About:
 
 
 def web_address(remote: str | None) -> str | None:
-    """The page of a git remote on a public host; None for a folder of this machine.
+    """Return the web page of a git remote; None if it is a folder of this machine.
 
     >>> web_address("git@github.com:someone/pe.git")
     'https://github.com/someone/pe'
@@ -84,7 +84,7 @@ def web_address(remote: str | None) -> str | None:
 
 
 class Pages(BuiltinTemplateLoader):
-    """Sphinx's templates, with every written page mended."""
+    """Sphinx's templates, with `mend` applied to every page."""
 
     def render(self, template: str, context: dict[str, Any]) -> str:  # type: ignore[override]
         if template.endswith("sbt-sidebar-nav.html"):
@@ -99,7 +99,7 @@ class Pages(BuiltinTemplateLoader):
 
 
 def mend(text: str, context: Mapping[str, Any], about: About) -> str:
-    """A page of the theme as it should be."""
+    """Return a page of the theme with its faults corrected."""
     name = str(context["pagename"])
     pathto = context["pathto"]
     text = without_unused(text, name)
@@ -123,7 +123,7 @@ def mend(text: str, context: Mapping[str, Any], about: About) -> str:
 
 
 def without_unused(text: str, name: str) -> str:
-    """The page without the scripts that it does not use."""
+    """Return the page without the scripts and styles that it does not use."""
     unused = [r'<script[^>]*src="[^"]*fontawesome\.js[^>]*></script>']
     body = text.partition("<body")[2]
     if 'class="math' not in text and "mathjax_process" not in body:
@@ -166,7 +166,7 @@ _HEADING_OR_PICTURE = re.compile(
 
 
 def name_pictures(text: str) -> str:
-    """The page with its nameless pictures named after the heading above them.
+    """Return the page with pictures that have no name named after the heading above them.
 
     Those are outputs of notebooks: they have the name of a file where words should be.
     """
@@ -183,7 +183,7 @@ def name_pictures(text: str) -> str:
 
 
 def described(doctree: nodes.document) -> str:
-    """The first sentences of a page: as many as a description has room for."""
+    """Return the first sentences of a page, as many as a description has room for."""
     for paragraph in doctree.findall(nodes.paragraph):
         if isinstance(paragraph.parent, nodes.section | nodes.document):
             text = " ".join(paragraph.astext().split())
@@ -200,7 +200,7 @@ def described(doctree: nodes.document) -> str:
 
 
 def describe(context: Mapping[str, Any], about: About, pathto: Any) -> str:
-    """Description, card and address of a page, for its head."""
+    """Return the description, the card and the address of a page as tags for its head."""
     title = re.sub(r"<[^>]+>", "", str(context.get("title") or context["docstitle"]))
     title = html.unescape(title)
     text = context.get("pe_description") or about.title
@@ -222,7 +222,7 @@ def describe(context: Mapping[str, Any], about: About, pathto: Any) -> str:
 
 
 def footer(context: Mapping[str, Any], about: About) -> str:
-    """Licence, version, date, commit, repository, and how to cite the page."""
+    """Return licence, version, date, commit and repository, and how to cite the page."""
     title = html.unescape(re.sub(r"<[^>]+>", "", str(context.get("title") or about.title)))
     parts = [f"By {about.author}", f"pe {about.version}"]
     if about.commit:
@@ -259,7 +259,7 @@ def footer(context: Mapping[str, Any], about: About) -> str:
 
 
 def how_to_run(name: str, about: About) -> str:
-    """Below the title of a notebook: where it can be run."""
+    """Return the line below the title of a notebook that says where it can be run."""
     file = f"{name}.ipynb"
     source = html.escape(f"../_sources/{file}")
     links = [f'<a href="{source}" download>download the notebook</a>']

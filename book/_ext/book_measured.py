@@ -1,11 +1,10 @@
-"""What was measured of the method of a page, wherever a study has trained it.
+"""The measurements of the encodings of a page, in each study that has trained them.
 
 | ```{measured}          on methods/NAME.md: a figure and a table for each budget that has a run
 | ```{measured} STUDY    those of one study alone
 
-Some studies train every encoding once, on the budget of another study that has NoPE, RoPE, YaRN and
-PoPE; their rows stand together here, and all of them in one picture, STUDY-reach. Nothing is
-measured here.
+Some studies train every encoding once, with the budget of another study that has NoPE, RoPE, YaRN
+and PoPE. Their rows are shown together, and all of them in one picture, STUDY-reach.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ from book_encodings import page, place
 from book_pictures import Figures
 from book_studies import Studies
 from docutils import nodes
-from sphinx.application import Sphinx
 
 from pe.encodings import list_encodings, lookup
 from pe.encodings.core.spec import part_names
@@ -44,17 +42,17 @@ BESIDE = ("nope", "rope", "yarn", "pope")
 
 @functools.cache
 def pages() -> dict[str, str | None]:
-    """The page of book/methods that shows the code of an encoding."""
+    """Return the page of book/methods that shows the code of each encoding."""
     return {name: page(lookup(name)) for name in list_encodings()}
 
 
 def of_page(stem: str) -> list[str]:
-    """The encodings of a page."""
+    """Return the encodings of a page."""
     return [name for name, found in pages().items() if found == stem]
 
 
 def found(studies: Studies, stem: str) -> dict[str, tuple[list[Row], list[Row]]]:
-    """By study that trained an encoding of the page: its rows, and those they stand beside."""
+    """Return, by study, the rows of a page's encodings and the rows that they are compared with."""
     names = set(of_page(stem))
     rows: dict[str, tuple[list[Row], list[Row]]] = {}
     for study, other in BUDGETS:
@@ -75,7 +73,7 @@ def _beside(studies: Studies, study: str) -> list[Row]:
 
 
 def acts(pe: str) -> str:
-    """Where an encoding, or a sum of them, acts: a key of `pe.figures.reach.PLACES`."""
+    """Return where an encoding or a sum acts: a key of `pe.figures.reach.PLACES`."""
     where = ", ".join(place(lookup(name)) for name in part_names(pe))
     if "logits" in where:
         return "logits"
@@ -85,16 +83,15 @@ def acts(pe: str) -> str:
 
 
 def places(rows: Sequence[Row]) -> dict[str, str]:
-    """By the label of a row, where its encoding acts."""
+    """Return `acts` of each row, by its label."""
     return {row.label: acts(row.pe) for row in rows}
 
 
 def figures_of(studies: Studies) -> Figures:
-    """STUDY-PAGE: perplexity by length of its rows and those they stand beside; STUDY-reach.
+    """Return the figures STUDY-PAGE (perplexity by length) and STUDY-reach of each budget.
 
-    And windows-by-window, with plain RoPE as the row whose last layer rotates without a window.
-
-    That of a sweep has the runs of one learning rate (`sweeps.at_common_rate`).
+    The figure of a sweep has the runs of one learning rate (`sweeps.at_common_rate`). In
+    windows-by-window, plain RoPE is the row whose last layer rotates without a window.
     """
     drawn: Figures = {}
     if SWEEP in studies.runs:
@@ -103,7 +100,7 @@ def figures_of(studies: Studies) -> Figures:
         drawn[f"{SWEEP}-reach"] = runs, functools.partial(figures_reach.reach, rows, places(rows))
     if WINDOWS in studies.runs:
         budget = BUDGETS[0][0]
-        others = studies.rows(budget) if budget in studies.runs else {}
+        others = studies.recorded(budget)
         plain, best = others.get("rope"), others.get(BEST)
         rows = [*studies.rows(WINDOWS).values(), *([plain] if plain else [])]
         runs = [run for row in (*rows, *([best] if best else [])) for run in row.runs]
@@ -128,11 +125,9 @@ def figures_of(studies: Studies) -> Figures:
 
 
 def text(
-    stem: str,
-    rows: Mapping[str, tuple[Sequence[Row], Sequence[Row]]],
-    pages: Mapping[str, str],
+    stem: str, rows: Mapping[str, tuple[Sequence[Row], Sequence[Row]]], pages: Mapping[str, str]
 ) -> str:
-    """The Markdown; ``pages`` by the names of runs."""
+    """Write figures and tables of the rows of each study. ``pages`` has the page of each run."""
     names = of_page(stem)
     if not rows:
         commands = " or ".join(f"`-p pe {name}`" for name in names)
@@ -168,7 +163,7 @@ def _of_budget(
 
 
 def _rates(rows: Sequence[Row]) -> str:
-    """Where the learning rates of the rows come from."""
+    """Say where the learning rates of the rows come from."""
     rates = {row.runs[0].read()["recipe"]["learning_rate"] for row in comparable(rows)}
     if len(rates) == 1:
         return f" All rows have the learning rate {rates.pop():g}; no other was tried."
@@ -179,7 +174,7 @@ def _rates(rows: Sequence[Row]) -> str:
 
 
 def _scatter(rows: Sequence[Row]) -> str:
-    """How far the next seed of RoPE may lie: what one seed of another encoding is held against."""
+    """Say how far seeds differ, so that readers can judge a difference of one seed."""
     seeds = {row.seeds for row in comparable(rows)}
     known = next((row for row in rows if row.label == "rope" and len(row.runs) > 1), None)
     if all(len(row.runs) == 1 for row in rows):
@@ -197,7 +192,7 @@ def _scatter(rows: Sequence[Row]) -> str:
 
 
 class Measured(Block):
-    """Figures and tables of the method whose page this is."""
+    """Figures and tables of the encodings of this page."""
 
     optional_arguments = 1
 
@@ -214,8 +209,3 @@ class Measured(Block):
             rows = {name: both for name, both in rows.items() if name == study}
         every = [row for own, beside in rows.values() for row in (*own, *beside)]
         return self.markdown(text(stem, rows, self.book.pages(every)))
-
-
-def setup(app: Sphinx) -> None:
-    """Register with Sphinx."""
-    app.add_directive("measured", Measured)

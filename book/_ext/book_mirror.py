@@ -1,7 +1,7 @@
-"""Bring notebooks and executed runs below book/, where Sphinx reads.
+"""Copy notebooks and executed runs into book/, where Sphinx reads them.
 
 Paths below book/ equal those below the root, so `runs/demo/<run>/train` is both a page and the
-place of its record. Everything written here is git-ignored; what is no longer there is removed.
+place of its record. git ignores the copies, and those without a source are removed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pe.results.rows import named
 
 
 def write(target: Path, data: str | bytes) -> bool:
-    """Write a file unless it already holds these bytes; tell whether it was written."""
+    """Write a file unless it already holds these bytes."""
     content = data.encode() if isinstance(data, str) else data
     if target.exists() and target.read_bytes() == content:
         return False
@@ -45,7 +45,7 @@ def mirror(root: Path, book: Path, complete: Iterable[Snapshot]) -> None:
 
 
 def run_page(run: Snapshot) -> bytes:
-    """The executed notebook with a title of its own, so that pages can be told apart."""
+    """Return the executed notebook with a title that names the run."""
     record = run.read()
     notebook: dict[str, Any] = json.loads((run.directory / "train.ipynb").read_text("utf-8"))
     name, _ = named(record["recipe"])

@@ -12,7 +12,6 @@ from typing import Any, ClassVar
 
 import yaml
 from book_directives import Made
-from sphinx.application import Sphinx
 
 from pe._errors import unknown
 from pe.results.markdown import pipe
@@ -32,24 +31,24 @@ _ARXIV = "https://arxiv.org/abs/"
 
 @cache
 def ledger() -> dict[str, Any]:
-    """The file: `models`, a list of rows, and `methods`, by the place where they act."""
+    """Read the file: `models` is a list, and `methods` has a list per place where they act."""
     found: dict[str, Any] = yaml.safe_load(FILE.read_text("utf-8"))
     return found
 
 
 def year(entry: dict[str, Any]) -> int:
-    """When a model or method was published: that of its arXiv id, or as stated."""
+    """Return the year in which a model or method was published, from its arXiv id or as stated."""
     return 2000 + int(entry["paper"][:2]) if "paper" in entry else int(entry["year"])
 
 
 def when(entry: dict[str, Any]) -> float:
-    """The same with months as fractions, where the arXiv id tells them."""
+    """Return the time of publication in years, to the month if the arXiv id has it."""
     month = int(entry["paper"][2:4]) - 0.5 if "paper" in entry else 6.0
     return year(entry) + month / 12
 
 
 def source(cell: dict[str, Any]) -> str:
-    """The mark that says where a cell is from.
+    """Return the mark that names the source of a cell.
 
     Raises:
         ValueError: a cell with no source, or with two.
@@ -64,13 +63,13 @@ def source(cell: dict[str, Any]) -> str:
 
 
 def entries(model: dict[str, Any], column: str) -> list[dict[str, Any]]:
-    """What a model's cell says, each entry with its source."""
+    """Return the entries of a model's cell."""
     cell = model.get(column, [])
     return cell if isinstance(cell, list) else [cell]
 
 
 def table() -> str:
-    """All models, oldest first."""
+    """Write a table of all models, the oldest first."""
     lines = []
     for model in sorted(ledger()["models"], key=when):
         line = [model["name"], str(year(model))]
@@ -83,7 +82,7 @@ def table() -> str:
 
 
 def classes() -> str:
-    """The configuration class of each model that has one."""
+    """Write a table of the models that have a configuration class in transformers."""
     named = [[m["name"], f"`{m['class']}`"] for m in ledger()["models"] if "class" in m]
     return pipe(["model", "configuration class"], named, 2)
 
@@ -97,13 +96,7 @@ class Models(Made):
     classes: ClassVar[list[str]] = ["pe-results", "wrap"]
 
     def text(self) -> str:
-        self.env.note_dependency(str(FILE))
         part = self.arguments[0]
         if part not in PARTS:
             raise unknown("part", part, PARTS)
         return PARTS[part]()
-
-
-def setup(app: Sphinx) -> None:
-    """Register with Sphinx."""
-    app.add_directive("models", Models)

@@ -33,7 +33,7 @@ from pe.results.rows import Row
 
 
 def look_up(studies: Studies, text: str) -> str:
-    """The text that stands for a key, or for the ratio of two keys."""
+    """Return the text for a key, or for the ratio of two keys."""
     match = re.fullmatch(r"\s*(.+?)(?:\s*:\s*([^:/]+))?\s*", text)
     if not match:
         raise ValueError("an empty key")
@@ -72,7 +72,7 @@ def _versus(studies: Studies, study: str | None, one: str, other: str, quantity:
 
 
 def _of_row(row: Row, quantity: str) -> tuple[Any, str]:
-    """A quantity of a row as a number or word, and as text."""
+    """Return a quantity of a row as a number or word, and as text."""
     run = row.runs[0]
     kind, _, rest = quantity.partition(".")
     if kind == "recipe":
@@ -161,7 +161,7 @@ def _known(studies: Studies, study: str, quantity: str) -> str:
 
 
 def _facts(studies: Studies, study: str) -> dict[str, Any]:
-    """What holds for a study as a whole; where its runs differ, all values are listed."""
+    """Return the facts about a study as a whole. If its runs differ, all values are listed."""
     runs = studies.runs[study]
     records = [run.read() for run in runs]
     recipes = [record["recipe"] for record in records]
@@ -205,7 +205,7 @@ def _facts(studies: Studies, study: str) -> dict[str, Any]:
 
 
 def _prompts(evaluation: dict[str, Any]) -> int | None:
-    """How often each retrieval task is asked at one length."""
+    """Return the number of prompts per retrieval task and length."""
     if needles := evaluation.get("needles"):
         return int(needles["count"])
     asked = evaluation.get("retrieval")
@@ -213,7 +213,7 @@ def _prompts(evaluation: dict[str, Any]) -> int | None:
 
 
 def _controls(evaluations: list[dict[str, Any]]) -> dict[str, int]:
-    """Prompts without the number asked for, over all runs, and how many were answered with it."""
+    """Count the prompts of all runs without the number asked for, and the answers that have it."""
     from pe.evaluation.retrieval import control_prompts  # it imports transformers
 
     hits = asked = 0
@@ -236,11 +236,3 @@ def _one(values: list[Any]) -> Any:
     if len(different) == 1:
         return different[0]
     return ", ".join(str(value) for value in different) or "not recorded"
-
-
-def names(studies: Studies) -> list[str]:
-    """Every key of the reference study, for messages and tests."""
-    study = studies.reference
-    measured = [*quantities.QUANTITIES, *(f"ppl@{n}" for n in multiples(studies.runs[study]))]
-    keys = [f"{row}.{quantity}" for row in studies.rows(study) for quantity in ["seeds", *measured]]
-    return [*keys, *(f"study.{fact}" for fact in _facts(studies, study))]

@@ -1,7 +1,7 @@
-"""Which pages a reader leafs through and searches, and a search index that is whole.
+"""Which pages are in the reading order and in the search, and a complete search index.
 
-The pages of runs are reached from the tables that name them. They stand neither in the reading
-order nor in the search index, where they would come before the page of their method.
+Tables link to the pages of runs. These pages are neither in the reading order nor in the search
+index, where they would come before the page of their method.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _CURRENT_ITEM = (
 
 
 def from_the_root(toctree: str, here: str) -> str:
-    """The list that the page at the address ``here`` has, as a page at the root has it."""
+    """Convert the list of the page at the address ``here`` to that of a page at the root."""
     folder = posixpath.dirname(here)
 
     def whole(link: re.Match[str]) -> str:
@@ -78,7 +78,7 @@ def from_the_root(toctree: str, here: str) -> str:
 
 
 def seen_from(toctree: str, here: str) -> str:
-    """The list of `from_the_root` as the page at ``here`` has it."""
+    """Convert the list of `from_the_root` to that of the page at the address ``here``."""
     before, own, after = toctree.partition(_ITEM.format(here))
     if own:
         lists, _, items = before.rpartition(_LIST)
@@ -93,7 +93,7 @@ def seen_from(toctree: str, here: str) -> str:
 def complete_index(
     app: Sphinx, env: BuildEnvironment, added: set[str], changed: set[str], removed: set[str]
 ) -> list[str]:
-    """Every page is outdated where the search index misses one or is older than one.
+    """Return all pages as outdated if the search index lacks one or is older than one.
 
     A build that was stopped leaves such an index. Sphinx adds the pages that it builds to the
     index that it finds, so no later build would complete it (sphinx-doc/sphinx#3270).
@@ -115,7 +115,7 @@ def complete_index(
 
 
 def indexed(index: Path) -> set[str]:
-    """The pages in a search index; none where it cannot be read."""
+    """Return the pages in a search index, or none if it cannot be read."""
     text = index.read_text("utf-8")
     try:
         return set(json.loads(text.removeprefix(_PREFIX).removesuffix(")"))["docnames"])

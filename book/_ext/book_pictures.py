@@ -36,7 +36,7 @@ _FIGURES: dict[str, Callable[..., Figure]] = {
 
 
 def record_figures(studies: Studies) -> Figures:
-    """Figures of whole studies.
+    """Return the figures of whole studies.
 
     The reference study's names are bare, the reader's own begin with ``local-``.
     """
@@ -54,7 +54,7 @@ def record_figures(studies: Studies) -> Figures:
 
 
 def _study_figures(studies: Studies, study: str, runs: list[Snapshot]) -> Figures:
-    """Figures of a study with a YAML: STUDY-perplexity ... and those of its extended runs."""
+    """Return the figures of a study with a YAML, and those of its extended runs."""
     rows = list(studies.rows(study).values())
     found: Figures = {
         f"{study}-perplexity": (runs, partial(figures_study.perplexity, rows)),
@@ -91,7 +91,7 @@ def _study_figures(studies: Studies, study: str, runs: list[Snapshot]) -> Figure
 
 
 def shown(book: Path, figures: Figures) -> Figures:
-    """Those that a page shows, and those of the reader's own runs: the others cost time."""
+    """Return the figures that a page shows, and those of the reader's own runs."""
     pages = [path.read_text("utf-8") for path in book.rglob("*.md") if "runs" not in path.parts]
     names = set(re.findall(r"(?:\{picture\}|:picture:) (\S+)", "\n".join(pages)))
     return {n: figure for n, figure in figures.items() if n in names or n.startswith(f"{LOCAL}-")}
@@ -102,8 +102,8 @@ def draw(root: Path, book: Path, wanted: Figures) -> None:
     target = book / "_generated"
     stamps_file = target / "pictures.json"
     old = json.loads(stamps_file.read_text()) if stamps_file.exists() else {}
-    shown = [root / "pe" / "figures", root / "pe" / "results"]
-    modules = [*(path for folder in shown for path in folder.glob("*.py"))]
+    parts = ("figures", "results", "speed")
+    modules = [path for part in parts for path in (root / "pe" / part).glob("*.py")]
     modules += [root / "pe" / "study" / "plan.py", *(root / "studies").glob("*.yaml")]
     look = _hash(sorted(modules))
     stamps: dict[str, str] = {}

@@ -16,12 +16,11 @@ from book_studies import Snapshot, Studies
 from book_tables import titles
 from docutils import nodes
 from docutils.parsers.rst import directives
-from sphinx.application import Sphinx
 
 from pe._errors import unknown
 from pe.recipes.command import notebook_command, notebook_parameters
 from pe.recipes.recipe import Recipe
-from pe.results.markdown import pipe
+from pe.results.markdown import linked, pipe
 from pe.results.quantities import duration, label, whole
 from pe.results.rows import Row
 from pe.study.plan import load_plan
@@ -33,7 +32,7 @@ WORKER = "python -m pe.study.worker"
 
 
 def there(studies: Studies, text: str) -> list[Snapshot]:
-    """The runs of ``STUDY``, ``STUDY/ROW``, ``STUDY/ROW#SEED`` or ``STUDY/ROW.extension``, if any.
+    """Return the recorded runs of STUDY, STUDY/ROW, STUDY/ROW#SEED or STUDY/ROW.extension.
 
     Raises:
         ValueError: the study's YAML has no such row, or a run no such part.
@@ -60,7 +59,7 @@ def there(studies: Studies, text: str) -> list[Snapshot]:
 
 
 def settings(study: str) -> str:
-    """A Markdown table of how the runs of a plan are trained; where they differ, all ways."""
+    """Write a table of how the runs of a plan are trained, with all values where they differ."""
     recipes = [planned.recipe for planned in load_plan(study) if not planned.zero_shot]
     seeds = ", ".join(map(str, sorted({recipe.seed for recipe in recipes})))
     lines = {
@@ -90,7 +89,7 @@ def settings(study: str) -> str:
 def missing_runs(
     study: str, plan: list[Planned], rows: Mapping[str, Row], unmeasured: Sequence[str] = ()
 ) -> str:
-    """Words on what is planned and not recorded, and the command that goes on.
+    """Say which planned runs are not recorded, and which command runs them.
 
     Args:
         unmeasured: cells that a zero-shot part of the plan still lacks.
@@ -129,8 +128,9 @@ def missing_runs(
     return "\n".join(lines)
 
 
-def _listed(words: list[str]) -> str:
-    return " and ".join([", ".join(words[:-1])] * (len(words) > 1) + words[-1:])
+def listed(words: Sequence[str], last: str = "and") -> str:
+    """Write ``a, b and c``."""
+    return f" {last} ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
 def _by_method(cells: Sequence[str]) -> list[str]:
@@ -140,13 +140,13 @@ def _by_method(cells: Sequence[str]) -> list[str]:
         found.setdefault(method, []).append(factor)
     return [
         label(method)
-        + ("" if factors == ["1"] else f" with factor{'s'[: len(factors) > 1]} {_listed(factors)}")
+        + ("" if factors == ["1"] else f" with factor{'s'[: len(factors) > 1]} {listed(factors)}")
         for method, factors in found.items()
     ]
 
 
 def unmeasured_cells(studies: Studies, plan: list[Planned]) -> list[str]:
-    """Cells of the plan's zero-shot parts that no record holds."""
+    """Return the cells of the plan's zero-shot parts that no record has."""
     runs = {f"{run.study}/{run.name}": run for run in studies.complete()}
     found: list[str] = []
     for planned in plan:
@@ -158,7 +158,7 @@ def unmeasured_cells(studies: Studies, plan: list[Planned]) -> list[str]:
 
 
 def repeat(record: Mapping[str, Any]) -> str:
-    """The lines that one types to carry out the run of a record again.
+    """Write the commands that repeat the run of a record.
 
     Where a worker of a study wrote down how it was started, they are made from the recipe.
     """
@@ -175,7 +175,7 @@ def _commit(record: Mapping[str, Any]) -> str:
 
 
 class IfRecorded(Block):
-    """Content for records that are there; ``:else:`` is said where they are not."""
+    """Content that is shown if there are records; ``:else:`` is shown if there are none."""
 
     required_arguments = 1
     has_content = True
@@ -205,8 +205,7 @@ class MissingRuns(Made):
     def text(self) -> str:
         study, studies = self.arguments[0], self.book.studies
         plan = studies.plan(study)
-        rows = studies.rows(study) if study in studies.runs else {}
-        return missing_runs(study, plan, rows, unmeasured_cells(studies, plan))
+        return missing_runs(study, plan, studies.recorded(study), unmeasured_cells(studies, plan))
 
 
 class Rerun(Made):
@@ -225,11 +224,10 @@ class Rerun(Made):
             judged = (run.evaluation() or {}).get("seconds") or 0.0
             spent = training.get("wall_seconds") or 0.0
             seconds += spent + judged
-            page = pages.get(run.name)
             machine = record["hardware"]
             count = f"{machine['count']} × " if machine["device"] != "cpu" else ""
             cells = [
-                f"[{row.title}]({page})" if page else row.title,
+                linked(row.title, pages.get(run.name)),
                 str(record["seed"]),
                 f"`{_commit(record)}`" + (" (changed)" if record["code"]["dirty"] else ""),
                 f"{count}{machine['name']}",
@@ -246,11 +244,3 @@ class Rerun(Made):
         if not all((run.read()["training"] or {}).get("wall_seconds") for _, run in runs):
             total = "A dash stands for a time that is not recorded."
         return pipe(heads, lines, 4) + f"\n\n{total}\n\n" + "\n\n".join(commands)
-
-
-def setup(app: Sphinx) -> None:
-    """Register with Sphinx."""
-    app.add_directive("if-recorded", IfRecorded)
-    app.add_directive("settings", Settings)
-    app.add_directive("missing-runs", MissingRuns)
-    app.add_directive("rerun", Rerun)

@@ -25,7 +25,6 @@ from typing import Any, ClassVar
 from book_directives import Made
 from book_pictures import Figures
 from docutils.parsers.rst import directives
-from sphinx.application import Sphinx
 
 from pe.encodings import list_encodings
 from pe.figures import pretrained as figures
@@ -73,7 +72,7 @@ def records_of(
 
 
 def table(records: Sequence[dict[str, Any]], against: bool = False) -> str:
-    """Loss of the same tokens by length, or what each outcome adds to that of the cut text.
+    """Write the loss of the same tokens by length, or the differences to the cut text.
 
     Args:
         against: differences, with Student's interval over the windows; bold where they hold after
@@ -117,7 +116,7 @@ def table(records: Sequence[dict[str, Any]], against: bool = False) -> str:
 
 
 def found(records: Sequence[dict[str, Any]], against: bool = False) -> str:
-    """A table of each task: the share of prompts answered, by length and beyond the training.
+    """Write a table per task: the share of prompts answered, by length and beyond training.
 
     Args:
         against: differences to the cut text, in percentage points.
@@ -166,7 +165,7 @@ def _found_more(records: Sequence[dict[str, Any]], task: str) -> str:
 
 
 def training(records: Sequence[dict[str, Any]]) -> str:
-    """What was trained: rate, tokens, loss of the last steps, loss at the training length."""
+    """Write a table of the training: rate, tokens, loss before and after, speed and memory."""
     lines = []
     for record in records:
         speed = record.get("training_speed")
@@ -195,7 +194,7 @@ def training(records: Sequence[dict[str, Any]]) -> str:
 
 
 def _number(loss: float | None, record: dict[str, Any]) -> str:
-    """A loss in nats, unless guessing among the tokens of the vocabulary would do better."""
+    """Write a loss in nats, or `GUESSING` if a uniform guess of each token has a lower loss."""
     if loss is None or math.isnan(loss):
         return "–"
     return GUESSING if loss > math.log(record["data"]["vocab_size"]) else f"{loss:.3f}"
@@ -206,7 +205,7 @@ def _lengths(records: Sequence[dict[str, Any]]) -> list[int]:
 
 
 def what(record: dict[str, Any], name: str) -> str:
-    """An outcome in words: the encoding, its options, the steps that it was trained for."""
+    """Describe an outcome: the encoding, its options, and the steps of training."""
     if name == UNTOUCHED:
         return name
     s = record["settings"]
@@ -216,7 +215,7 @@ def what(record: dict[str, Any], name: str) -> str:
 
 
 def caption(records: Sequence[dict[str, Any]]) -> str:
-    """What `figures.several` shows of these records, and how much was measured."""
+    """Describe what `figures.several` draws of these records."""
 
     def each(values: Iterable[Any], between: str = " or ") -> str:
         return between.join(f"{x:,}" if isinstance(x, int) else x for x in dict.fromkeys(values))
@@ -248,7 +247,7 @@ def caption(records: Sequence[dict[str, Any]]) -> str:
 
 
 def _drawn_name(records: Sequence[dict[str, Any]]) -> str:
-    """Another name for other records, so that the picture is drawn again."""
+    """Return a name that is different for other records, so that the picture is drawn again."""
     text = json.dumps([record["outcomes"] for record in records], sort_keys=True)
     return f"{PICTURE}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
@@ -280,10 +279,8 @@ class Pretrained(Made):
     }
 
     def records(self) -> list[dict[str, Any]]:
-        """Those that the directive is about."""
+        """Return the records that the arguments and options choose."""
         runs = self.book.folder.parent / "runs"
-        for file in sorted(runs.glob(f"{self.arguments[0]}/*/{FILE}")):
-            self.env.note_dependency(str(file))
         chosen = {key: self.options.get(key) for key in ("corpus", "encodings", "trained")}
         encodings = (chosen["encodings"] or "").split()
         return records_of(
@@ -330,11 +327,3 @@ class PretrainedPicture(Pretrained):
             words += " The whiskers are Wilson's 95% intervals over the prompts."
         alt = "Loss and hidden numbers found by length of the context; the tables have the numbers."
         return f"````{{picture}} {name}\n:alt: {alt}\n\n{words}\n````"
-
-
-def setup(app: Sphinx) -> None:
-    """Register with Sphinx."""
-    app.add_directive("pretrained-losses", Losses)
-    app.add_directive("pretrained-found", Found)
-    app.add_directive("pretrained-training", Training)
-    app.add_directive("pretrained-picture", PretrainedPicture)

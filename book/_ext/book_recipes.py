@@ -1,23 +1,21 @@
-"""The named recipes as a table: what each one trains, and what that takes where a record says so.
+"""The named recipes as a table: what each trains, and its memory and time from records.
 
 | ```{recipes}```    the recipes of `pe.RECIPES`
 
-Sizes are those of the RoPE model. On a GPU, memory is that of a speed record made with the recipe,
-and time is the recipe's tokens over that record's tokens per second; on a CPU both are those of
-recorded runs.
+Sizes are those of the RoPE model. On a GPU, memory comes from a speed record of the recipe, and
+time is the recipe's tokens divided by the tokens per second of that record. On a CPU, both come
+from recorded runs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from statistics import median
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
-from book_directives import Block
+from book_directives import RESULTS, Made
 from book_studies import Snapshot
-from docutils import nodes
-from sphinx.application import Sphinx
 
 from pe.recipes.named import RECIPES
 from pe.recipes.recipe import Recipe
@@ -51,7 +49,7 @@ NOT_MEASURED = Cost("–", "–", "not measured")
 
 
 def parameters(recipe: Recipe) -> int:
-    """Numbers in the recipe's model."""
+    """Count the parameters of the recipe's model."""
     from pe.model import PEForCausalLM  # it imports transformers
     from pe.training.build import build_config
 
@@ -61,7 +59,7 @@ def parameters(recipe: Recipe) -> int:
 
 
 def cost(recipe: Recipe, runs: Sequence[Snapshot], speeds: Sequence[Speed]) -> Cost:
-    """That of a speed record made with the recipe, or else of recorded runs like it on a CPU.
+    """Return the cost from a speed record of the recipe, or else from recorded runs on a CPU.
 
     Runs on a GPU do not count: several of them may have shared it, and their records do not say so.
     """
@@ -91,17 +89,17 @@ def cost(recipe: Recipe, runs: Sequence[Snapshot], speeds: Sequence[Speed]) -> C
 
 
 def millions(number: int) -> str:
-    """``34.1 M``, ``1,049 M``."""
+    """Write ``34.1 M`` or ``1,049 M``."""
     return f"{number / 1e6:,.{1 if number < 1e8 else 0}f} M"
 
 
 def tokens(recipe: Recipe) -> int:
-    """Tokens that a run is trained on."""
+    """Count the tokens that a run is trained on."""
     return recipe.steps * recipe.batch_size * recipe.context_length
 
 
 def table(recipes: Mapping[str, Recipe], runs: Sequence[Snapshot], speeds: Sequence[Speed]) -> str:
-    """The Markdown."""
+    """Write a line per recipe."""
     lines = []
     for name, recipe in recipes.items():
         lines.append([
@@ -113,15 +111,11 @@ def table(recipes: Mapping[str, Recipe], runs: Sequence[Snapshot], speeds: Seque
     return pipe(HEADS, lines)
 
 
-class Recipes(Block):
-    """The table, on the page where the directive stands."""
+class Recipes(Made):
+    """The table of all recipes."""
 
-    def run(self) -> list[nodes.Node]:
-        book = self.book
-        text = table(RECIPES, book.studies.complete(), book.speeds.all)
-        return self.markdown(text, nodes.container(classes=["pe-results", "pe-recipes"]))
+    required_arguments = 0
+    classes: ClassVar[list[str]] = [RESULTS, "pe-recipes"]
 
-
-def setup(app: Sphinx) -> None:
-    """Register with Sphinx."""
-    app.add_directive("recipes", Recipes)
+    def text(self) -> str:
+        return table(RECIPES, self.book.studies.complete(), self.book.speeds.all)

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 from book_directives import Made
-from sphinx.application import Sphinx
 
 from pe._errors import unknown
 from pe.results.markdown import pipe
@@ -37,13 +36,13 @@ Record = dict[str, Any]
 
 
 def records(folder: Path = RESULTS, name: str = "scaling") -> list[Record]:
-    """The records DATE-MACHINE-``name``.json, the latest date first."""
+    """Read the records DATE-MACHINE-NAME.json, the latest date first."""
     paths = sorted(folder.glob(f"*-{name}.json"), reverse=True)
     return [json.loads(path.read_text()) for path in paths]
 
 
 def text(part: str, known: Sequence[Record]) -> str:
-    """The Markdown of a part of these records.
+    """Write a part of these records.
 
     Raises:
         ValueError: there is no such part.
@@ -54,7 +53,7 @@ def text(part: str, known: Sequence[Record]) -> str:
 
 
 def newest(known: Sequence[Record], part: str, *kinds: str) -> list[tuple[Record, Record]]:
-    """The newest entry of each job and number of processes, with its record.
+    """Return the newest entry of each job and number of processes, with its record.
 
     Args:
         part: of the records, ``rows`` or ``agreement``. kinds: what the entries measure; all of
@@ -80,7 +79,7 @@ def _job(row: Record) -> tuple[str, str, str]:
 
 
 def steps_of(kind: str, known: Sequence[Record]) -> str:
-    """The table of speed, or of memory."""
+    """Write the table of speed, or that of memory."""
     chosen = newest(known, "rows", kind)
     if not chosen:
         return NOT_YET
@@ -91,7 +90,7 @@ def steps_of(kind: str, known: Sequence[Record]) -> str:
 
 
 def line(row: dict[str, Any]) -> list[str]:
-    """A row as cells; a dash stands for what was not measured or does not apply."""
+    """Return the cells of a row. A dash means not measured, or not applicable."""
     if row["reason"]:
         gpus = str(row.get("processes", "–"))
         return [row["name"], row["options"] or "–", gpus, "–", row["reason"], "–", "–", "–"]
@@ -105,7 +104,7 @@ def line(row: dict[str, Any]) -> list[str]:
 
 
 def cost(known: Sequence[Record]) -> str:
-    """Hours of training that the large studies take at the measured speeds of their model."""
+    """Write the hours of training of the large studies, by the measured speed of their model."""
     chosen = speeds(known)
     if not chosen:
         return NOT_YET
@@ -120,7 +119,7 @@ def cost(known: Sequence[Record]) -> str:
 
 
 def speeds(known: Sequence[Record]) -> list[tuple[Record, Record]]:
-    """The measured steps of the model of the large studies, by ascending number of GPUs."""
+    """Return the measured steps of the model of the large studies, by ascending number of GPUs."""
     chosen = [
         (row, record)
         for row, record in newest(known, "rows", "speed")
@@ -130,18 +129,18 @@ def speeds(known: Sequence[Record]) -> list[tuple[Record, Record]]:
 
 
 def plans() -> dict[str, list[Planned]]:
-    """The runs of the large studies that are trained."""
+    """Return the planned runs of the large studies, without the zero-shot parts."""
     return {study: [p for p in load_plan(study) if not p.zero_shot] for study in STUDIES}
 
 
 def tokens_of(plan: Sequence[Planned]) -> int:
-    """Tokens that runs are trained on."""
+    """Count the tokens that planned runs are trained on."""
     recipes = [planned.recipe for planned in plan]
     return sum(r.steps * r.batch_size * r.context_length for r in recipes)
 
 
 def families(known: Sequence[Record]) -> str:
-    """Hours on 1, 2, 4 and 8 GPUs of each model of the large study and of all that starts from it.
+    """Write the hours of each model of the large study with all runs that start from it, by GPUs.
 
     A family is split where its runs do not follow one another in the plan.
     """
@@ -164,7 +163,7 @@ def families(known: Sequence[Record]) -> str:
 
 
 def _families(plan: Sequence[Planned]) -> list[list[Planned]]:
-    """Runs in the order of the plan, cut where the model changes from which they start."""
+    """Split the plan where the model from which runs start changes."""
     roots: dict[str, str] = {}
     for planned in plan:
         roots[planned.key] = roots.get(planned.parent or "", planned.key)
@@ -172,7 +171,7 @@ def _families(plan: Sequence[Planned]) -> list[list[Planned]]:
 
 
 def speed(measured: Mapping[int, int], gpus: int) -> float:
-    """Tokens per second of so many GPUs: measured, or estimated from the two nearest counts.
+    """Return tokens per second of a number of GPUs: measured, or estimated from the two nearest.
 
     The time of a token is ``a / n + b``: a part that ``n`` GPUs share and one that they do not,
     such as the exchange of gradients and the optimizer's step. With one count measured, b is 0.
@@ -188,7 +187,7 @@ def speed(measured: Mapping[int, int], gpus: int) -> float:
 
 
 def agreement(known: Sequence[Record]) -> str:
-    """The table of differences, and the run whose process was killed."""
+    """Write the table of differences of losses, and what became of a run that was killed."""
     chosen = newest(known, "agreement")
     if not chosen:
         return NOT_YET
@@ -212,12 +211,12 @@ def agreement(known: Sequence[Record]) -> str:
 
 
 def difference(value: float) -> str:
-    """A difference of two losses; each was recorded with six decimals."""
+    """Write a difference of two losses, which are recorded with six decimals."""
     return f"{value:.6f}" if value else "none in six decimals"
 
 
 def profile(known: Sequence[Record]) -> str:
-    """What each group of kernels takes of a step."""
+    """Write the time of each group of kernels in a step."""
     chosen = [one for one in newest(known, "rows", "profile") if one[0]["reason"] is None]
     if not chosen:
         return NOT_YET
@@ -249,17 +248,17 @@ PARTS: dict[str, Callable[[Sequence[Record]], str]] = {
 
 
 def memory(gib: float | None) -> str:
-    """GiB, or a dash."""
+    """Write GiB, or a dash."""
     return "–" if gib is None else f"{gib:.1f} GiB"
 
 
 def machines(chosen: Sequence[tuple[Record, Record]]) -> str:
-    """What the entries were measured on, the newest first."""
+    """Name the machines on which the entries were measured, the newest first."""
     return " ".join(dict.fromkeys(machine(record) for _, record in chosen))
 
 
 def machine(record: dict[str, Any]) -> str:
-    """What it was measured on."""
+    """Name the machine, the version of torch, the commit and the date of a record."""
     hardware, commit = record["hardware"], record["code"]["commit"] or "unknown"
     return (
         f"{hardware['count']} × {hardware['name']}, torch {record['versions']['torch']}, commit "
@@ -268,7 +267,7 @@ def machine(record: dict[str, Any]) -> str:
 
 
 def steps(record: dict[str, Any]) -> str:
-    """The Markdown of a record of train_speed: each system, beside the first of them."""
+    """Write a record of train_speed. Speeds are divided by that of the first system."""
     rows, first = record["rows"], record["rows"][0]["tokens_per_second"]
     lines = [
         [row["system"].removeprefix("pe:"), whole(row["tokens_per_second"]),
@@ -296,9 +295,3 @@ class Scaling(Made):
 
     def text(self) -> str:
         return text(self.arguments[0], records())
-
-
-def setup(app: Sphinx) -> None:
-    """Register with Sphinx."""
-    app.add_directive("scaling", Scaling)
-    app.add_directive("step-speed", StepSpeed)

@@ -1,45 +1,41 @@
 """What the speed page shows, from the records of runs/speed/*/speed.json.
 
-| ```{speed} machine            where and with what the record was made, or how to make one
-| ```{speed} picture            throughput and memory by length, light and dark
+| ```{speed} machine            the machine and the settings of the record, or how to make one
+| ```{speed} picture            throughput and memory by length
 | ```{speed} summary            encodings that cost about the same on one line
 | ```{speed} overview train     encodings by lengths
-| ```{speed} details train      everything about a mode, a tab a length
-| ```{speed} family distance    what one family costs
-| ```{speed} peers train      ours beside other libraries'
+| ```{speed} details train      everything about a mode, a tab per length
+| ```{speed} family distance    what the encodings of a family cost
+| ```{speed} peers train        ours beside other libraries'
 | ```{speed} drift | deterministic
-| {speed-ratio}`pope train 16384`    its tokens a second over those of NoPE, in prose
+| {speed-ratio}`pope train 16384`    its tokens per second over those of NoPE, in prose
 
 Without a record the page says so, and the blocks that would show it say that nothing is measured.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from book_directives import Block, Book, least_width, made_of
-from book_mirror import write
+from book_directives import Book, Made, narrow
+from book_pictures import Figures
 from book_studies import Speeds
-from docutils import nodes
 from docutils.parsers.rst import directives
-from sphinx.application import Sphinx
 from sphinx.util import logging
-from sphinx.util.docutils import SphinxRole
 
-from pe import figures, runs
+from pe import runs
 from pe._errors import unknown
 from pe.figures import speed as figures_speed
 from pe.results.markdown import pipe
 from pe.speed import record, tables
 from pe.speed.names import library, members, title
-from pe.speed.record import Speed, SpeedRun
+from pe.speed.record import Speed
 
 log = logging.getLogger(__name__)
-FOLDER = Path("_generated") / "speed"
+PICTURE = "speed-training"
 NOTHING = "*Not measured yet.*"
 SAME_WITHIN = 0.05
 """Encodings share a line of the summary if their numbers differ by no more."""
@@ -58,141 +54,104 @@ given; what follows then fills itself.
 """
 
 
-def prepare(root: Path, book: Path) -> Speeds:
-    """Read the records and draw the figure. RunError names a committed record that is damaged."""
-    speeds = []
-    for run in dict.fromkeys(run.directory for run in _all(root)):
+def load(root: Path) -> Speeds:
+    """Read the committed records of speed and the reader's own.
+
+    Raises:
+        RunError: a committed record is damaged.
+    """
+    found = [*record.find(root / "runs"), *record.find(runs.root())]
+    speeds: dict[Path, Speed] = {}
+    for run in {run.file: run for run in found}.values():
         try:
-            speeds.append(Speed(SpeedRun(run).read()))
+            speeds[run.file] = Speed(run.read())
         except runs.RunError as error:
-            if run.is_relative_to(root):
+            if run.directory.is_relative_to(root):
                 raise
             log.warning("a speed run of yours is left out: %s", error, type="pe", subtype="run")
-    best = tables.best(speeds)
-    code = [*Path(str(record.__file__)).parent.glob("*.py"), Path(__file__)]
-    code.append(Path(str(figures_speed.__file__)))
-    parts = [hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(code)]
-    parts += [json.dumps(speed.record, sort_keys=True) for speed in speeds]
-    write(book / FOLDER / "stamp", hashlib.sha256("".join(parts).encode()).hexdigest() + "\n")
-    for twin in ("", "-dark"):
-        target = book / FOLDER / f"training{twin}.svg"
-        if best is None:
-            target.unlink(missing_ok=True)
-            continue
-        with figures.style():
-            light = figures.svg(figures_speed.training(best))
-        write(target, figures.darken(light) if twin else light)
-    return Speeds(speeds, best)
+    return Speeds(list(speeds.values()), tables.best(list(speeds.values())), list(speeds))
 
 
-def _all(root: Path) -> list[SpeedRun]:
-    return [*record.find(root / "runs"), *record.find(runs.root())]
+def figures_of(speeds: Speeds) -> Figures:
+    """Return the figure of the record that pages show; none without a record."""
+    if speeds.best is None:
+        return {}
+    file = speeds.files[speeds.all.index(speeds.best)]
+    return {PICTURE: ([file], functools.partial(figures_speed.training, speeds.best))}
 
 
-class SpeedBlock(Block):
+class SpeedBlock(Made):
     """One part of the page; see the module."""
 
-    required_arguments = 1
     optional_arguments = 1
-    final_argument_whitespace = False
     has_content = True
     option_spec: ClassVar[dict[str, Any]] = {"alt": directives.unchanged_required}
+    classes: ClassVar[list[str]] = []
 
-    def run(self) -> list[nodes.Node]:
-        self.env.note_dependency(str(self.book.folder / FOLDER / "stamp"))
-        part, *more = self.arguments
-        makers = {
-            "machine": self.machine, "picture": self.picture, "overview": self.overview,
-            "summary": self.summary,
-            "details": self.details, "family": self.family, "peers": self.peers,
-            "drift": self.drift, "deterministic": self.deterministic,
-        }  # fmt: skip
-        if part not in makers:
-            return self.warn(str(unknown("part", part, makers)))
-        try:
-            return makers[part](*more)
-        except (TypeError, ValueError) as error:
-            return self.warn(str(error))
-
-    def table(self, text: str) -> list[nodes.Node]:
-        """A table with its own box to scroll in."""
-        return self.markdown(text, nodes.container(classes=["pe-results"]))
-
-    def machine(self) -> list[nodes.Node]:
+    def text(self) -> str:
+        part, word = self.arguments[0], "".join(self.arguments[1:])
+        if part not in PARTS:
+            raise unknown("part", part, PARTS)
+        if bool(word) != bool(PARTS[part]):
+            raise ValueError(f"speed {part}: expected {PARTS[part] or 'no word'} after it, got "
+                             f"{word or 'nothing'}")  # fmt: skip
+        mode = _mode(word) if PARTS[part] == MODE else ""
+        family = members(word) if part == "family" else []
         best = self.book.speeds.best
-        text = tables.machine(best) if best else ""
-        return self.markdown(text if best and best.on_gpu else f"{MADE_BY}\n\n{text}")
+        if part == "machine":
+            machine = tables.machine(best) if best else ""
+            return machine if best and best.on_gpu else f"{MADE_BY}\n\n{machine}"
+        if best is None:
+            return "" if part == "picture" else NOTHING
+        if part == "picture":
+            caption = "\n".join(self.content)
+            alt = f":alt: {self.options['alt']}\n" if "alt" in self.options else ""
+            return f"````{{picture}} {PICTURE}\n{alt}\n{caption}\n````"
+        if part == "details":
+            return details(best, mode)
+        if part == "peers":
+            return self.peers(best, mode)
+        table = {
+            "summary": lambda: summary(best),
+            "overview": lambda: tables.known_lengths(best, mode) and tables.overview(best, mode),
+            "family": lambda: tables.costs(best, family),
+            "deterministic": lambda: tables.deterministic(self.book.speeds.all),
+            "drift": lambda: tables.drift(best),
+        }[part]()
+        return narrow(table) if table else NOTHING
 
-    def picture(self) -> list[nodes.Node]:
-        if self.book.speeds.best is None:
-            return []
-        figure = nodes.figure(align="center")
-        least = least_width(self.book.folder / FOLDER / "training.svg")
-        pair = nodes.container(classes=["pe-pair", least])
-        for twin, shown in (("", "only-light"), ("-dark", "only-dark")):
-            image = nodes.image(uri=f"/{FOLDER}/training{twin}.svg", alt=self.options["alt"])
-            image["classes"] = [shown]
-            pair += image
-        figure += pair
-        run = self.book.speeds.best.record
-        text = "\n".join(self.content)
-        caption, *_ = self.markdown(text)
-        figure += nodes.caption(text, "", *caption.children)
-        figure[-1] += made_of(f"Record: {run['study']}/{run['run']}")
-        return [figure]
-
-    def summary(self) -> list[nodes.Node]:
-        text = summary(self.book.speeds.best) if self.book.speeds.best else ""
-        return self.table(text) if text else self.markdown(NOTHING)
-
-    def overview(self, mode: str) -> list[nodes.Node]:
-        best = self.book.speeds.best
-        if best is None or not tables.known_lengths(best, _mode(mode)):
-            return self.markdown(NOTHING)
-        return self.table(tables.overview(best, mode))
-
-    def details(self, mode: str) -> list[nodes.Node]:
-        best = self.book.speeds.best
-        if best is None or not tables.known_lengths(best, _mode(mode)):
-            return self.markdown(NOTHING)
-        tabs = [
-            f"````{{tab-item}} {length:,} tokens\n"
-            f"```{{container}} pe-results\n{tables.details(best, mode, length)}\n```\n````"
-            for length in tables.known_lengths(best, mode)
-        ]
-        return self.markdown("`````{tab-set}\n" + "\n".join(tabs) + "\n`````")
-
-    def family(self, name: str) -> list[nodes.Node]:
-        asked = members(name)
-        text = tables.costs(self.book.speeds.best, asked) if self.book.speeds.best else ""
-        return self.table(text) if text else self.markdown(NOTHING)
-
-    def peers(self, mode: str = "train") -> list[nodes.Node]:
-        """Of the record that the page shows, or else of the newest one that has peers."""
-        best = self.book.speeds.best
+    def peers(self, best: Speed, mode: str) -> str:
+        """Write the table of other libraries, from the newest record if ``best`` has none."""
         there = [speed for speed in self.book.speeds.all if tables.peers(speed, mode)]
         shown = best if best in there else tables.best(there)
         if shown is None:
-            return self.markdown(NOTHING)
-        table = self.table(tables.peers(shown, mode))
-        if shown is best:
-            return table
-        return [*self.markdown(f"*Of an earlier run:* {tables.machine(shown)}"), *table]
+            return NOTHING
+        earlier = "" if shown is best else f"*Of an earlier run:* {tables.machine(shown)}\n\n"
+        return earlier + narrow(tables.peers(shown, mode))
 
-    def deterministic(self) -> list[nodes.Node]:
-        text = tables.deterministic(self.book.speeds.all)
-        return self.table(text) if text else self.markdown(NOTHING)
 
-    def drift(self) -> list[nodes.Node]:
-        text = tables.drift(self.book.speeds.best) if self.book.speeds.best else ""
-        return self.table(text) if text else self.markdown(NOTHING)
+MODE = "a mode such as train"
+PARTS = {
+    "machine": "", "picture": "", "summary": "", "overview": MODE, "details": MODE,
+    "family": "the name of a family", "peers": MODE, "drift": "", "deterministic": "",
+}  # fmt: skip
+"""The parts of the page, and what stands after each."""
+
+
+def details(speed: Speed, mode: str) -> str:
+    """Write everything about a mode, a tab per length."""
+    tabs = [
+        f"`````{{tab-item}} {n:,} tokens\n{narrow(tables.details(speed, mode, n))}\n`````"
+        for n in tables.known_lengths(speed, mode)
+    ]
+    return "\n".join(["``````{tab-set}", *tabs, "``````"]) if tabs else NOTHING
 
 
 def summary(speed: Speed) -> str:
-    """Our encodings by what they cost, the fastest on long texts first; "" without two lengths.
+    """Write a table of our encodings, the fastest on long texts first; "" without two lengths.
 
-    Those whose numbers all differ from another's by less than `SAME_WITHIN` share its line, which
-    gives the least and the most of them.
+    An encoding shares the line of another if none of their numbers differ by more than
+    `SAME_WITHIN`. The line then has the least and the largest number.
     """
     lengths = speed.lengths("train")
     if len(lengths) < 2:
@@ -240,31 +199,26 @@ def _close(costs: Sequence[float | None], others: Sequence[float | None]) -> boo
 
 
 def _range(values: Sequence[float | None], form: str) -> str:
-    there = [form.format(value) for value in values if value is not None]
-    if not there:
+    known = [value for value in values if value is not None]
+    if not known:
         return "–"
-    return (
-        min(there, key=float)
-        if len({*there}) == 1
-        else "–".join((min(there, key=float), max(there, key=float)))
-    )
+    return "–".join(dict.fromkeys(form.format(end) for end in (min(known), max(known))))
 
 
-class SpeedRatio(SphinxRole):
-    """{speed-ratio}`SYSTEM MODE LENGTH`: tokens a second over those of NoPE."""
-
-    def run(self) -> tuple[list[nodes.Node], list[nodes.system_message]]:
-        book = Book.of(self.env)
-        self.env.note_dependency(str(book.folder / FOLDER / "stamp"))
-        try:
-            return [nodes.Text(ratio(book.speeds.best, self.text))], []
-        except ValueError as error:
-            log.warning("speed-ratio: %s", error, location=self.get_location())
-            return [nodes.literal(text=self.text)], []
+def ratio_of_book(book: Book, text: str) -> str:
+    """Return `ratio` of the record that pages show."""
+    return ratio(book.speeds.best, text)
 
 
 def ratio(best: Speed | None, text: str) -> str:
-    """What the role writes; ValueError says what the record lacks."""
+    """Return tokens per second over those of NoPE; a dash without a record.
+
+    Args:
+        text: SYSTEM MODE LENGTH, such as ``pope train 1024``.
+
+    Raises:
+        ValueError: the text is not of that form, or the record does not have it.
+    """
     words = text.split()
     if len(words) != 3 or not words[2].isdigit():
         raise ValueError(f"expected SYSTEM MODE LENGTH such as 'pope train 1024', got {text!r}")
@@ -284,9 +238,3 @@ def _mode(name: str) -> str:
     if name not in tables.MODES:
         raise unknown("mode", name, tables.MODES)
     return name
-
-
-def setup(app: Sphinx) -> None:
-    """Register with Sphinx."""
-    app.add_directive("speed", SpeedBlock)
-    app.add_role("speed-ratio", SpeedRatio())

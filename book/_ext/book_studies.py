@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
-import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,7 +10,7 @@ from typing import Any
 import pandas
 from sphinx.util import logging
 
-from pe import results as results_package
+import pe
 from pe import runs
 from pe._errors import unknown
 from pe.results import rows as results
@@ -21,14 +19,15 @@ from pe.study.plan import Planned, load_plan
 
 LOCAL = "local"
 FILES = ("run.json", "metrics.jsonl", "evaluation.json", "extension.json")
-SEARCH = "longrope-*x.json"
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A run as it stood when the build began, read and validated once. See
-    `pe.results.quantities.RunLike`."""
+    """A run as it was when the build began, read and validated once.
+
+    It has the methods of `pe.results.quantities.RunLike`.
+    """
 
     run: runs.Run
     record: dict[str, Any]
@@ -36,17 +35,16 @@ class Snapshot:
     table: pandas.DataFrame
     extended: dict[str, Any] | None = None
     searches: dict[float, dict[str, Any]] = field(default_factory=dict)
-    """By factor: what was searched for LongRoPE."""
+    """The searches for LongRoPE's factors, by the factor of the extension."""
 
     @classmethod
     def of(cls, run: runs.Run) -> Snapshot:
-        """Read everything; RunError names what is damaged."""
+        """Read all files of a run. RunError names the one that is damaged."""
         searches = {}
-        for path in sorted(run.directory.glob(SEARCH)):
-            suffix = re.sub(r"^longrope", "", path.stem)
-            found = run.part("longrope", suffix)
-            assert found is not None
-            searches[found["settings"]["factor"]] = found
+        for path in sorted(run.directory.glob("longrope-*x.json")):
+            search = run.part("longrope", path.stem.removeprefix("longrope"))
+            assert search is not None
+            searches[search["settings"]["factor"]] = search
         parts = (run.read(), run.evaluation(), run.metrics(), run.part("extension"))
         return cls(run, *parts, searches)
 
@@ -74,10 +72,11 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class Speeds:
-    """All records of speed, and the one that pages show."""
+    """All records of speed, the one that pages show, and the files of all."""
 
     all: list[Speed]
     best: Speed | None
+    files: list[Path]
 
 
 @dataclass
@@ -91,7 +90,7 @@ class Studies:
     _plans: dict[str, list[Planned]] = field(default_factory=dict)
 
     def rows(self, study: str) -> dict[str, results.Row]:
-        """The rows of a study by name; worked out once.
+        """Return the rows of a study by name. They are computed once.
 
         Raises:
             ValueError: no such study.
@@ -104,18 +103,22 @@ class Studies:
             self._rows[study] = {row.label: row for row in found}
         return self._rows[study]
 
+    def recorded(self, study: str) -> dict[str, results.Row]:
+        """Return `rows`, or none if no run of the study is complete."""
+        return self.rows(study) if study in self.runs else {}
+
     def plan(self, study: str) -> list[Planned]:
-        """The plan of a study's YAML; worked out once.
+        """Return the plan of a study's YAML. It is read once.
 
         Raises:
-            ValueError: there is no such YAML, or it is no study.
+            ValueError: there is no such YAML, or it does not describe a study.
         """
         if study not in self._plans:
             self._plans[study] = load_plan(study)
         return self._plans[study]
 
     def row(self, study: str, label: str) -> results.Row:
-        """One of them. ValueError names the nearest if there is none."""
+        """Return one row of a study. ValueError names the nearest if there is no such row."""
         rows = self.rows(study)
         if label not in rows:
             raise unknown("row", label, rows)
@@ -126,9 +129,9 @@ class Studies:
         """Read every record.
 
         Args:
-            committed: the checkout's runs/; a damaged record in it stops the build.
-            own: where the reader's runs are (``pe.runs.root()``); damage there is a warning.
-            reference: name of the study that the prose speaks of.
+            committed: the checkout's runs/. A damaged record in it stops the build.
+            own: the folder of the reader's runs (`pe.runs.root`). Damage there is a warning.
+            reference: the study that keys without a study's name refer to.
 
         Raises:
             RunError: the reference study is missing, or committed records are damaged.
@@ -158,25 +161,26 @@ class Studies:
         return studies
 
     def complete(self) -> list[Snapshot]:
-        """Every complete run of every study."""
+        """Return the complete runs of all studies."""
         return [run for found in self.runs.values() for run in found]
 
-    def fingerprint(self) -> str:
-        """JSON of every record's hash, and of the code that shows records.
 
-        Pages that read records depend on the one file that holds this, so none is left stale.
-        """
-        here = Path(__file__).resolve().parent
-        package = Path(results_package.__file__ or "").resolve().parents[1]
-        code = [*here.glob("book*.py"), *package.glob("results/*.py"), *package.glob("study/*.py")]
-        code += (here.parents[1] / "studies").glob("*.yaml")
-        shown = b"".join(path.read_bytes() for path in sorted(code))
-        result = {"code": hashlib.sha256(shown).hexdigest()}
-        for study in (self.runs, self.incomplete):
-            for run in (run for found in study.values() for run in found):
-                files = [run.directory / name for name in FILES]
-                for path in [*files, *sorted(run.directory.glob(SEARCH))]:
-                    if path.exists():
-                        digest = hashlib.sha256(path.read_bytes()).hexdigest()
-                        result[f"{run.study}/{run.name}/{path.name}"] = digest
-        return json.dumps(result, indent=1, sort_keys=True) + "\n"
+def fingerprint(root: Path, own: Path) -> str:
+    """Return a hash of all records, of the code of the package and the book, and of all YAML.
+
+    Every page that shows a record, or asks the package, depends on the one file that holds this
+    hash. So no such page is left stale.
+
+    Args:
+        root: the checkout. own: the folder of the reader's runs.
+    """
+    patterns = (
+        (root, "runs/*/*/*.json*"), (own, "*/*/*.json*"), (Path(pe.__file__).parent, "**/*.py"),
+        (Path(__file__).parent, "book*.py"), (root, "studies/**/*.yaml"),
+        (root, "book/tables/*.yaml"),
+    )  # fmt: skip
+    paths = {path for folder, pattern in patterns for path in folder.glob(pattern)}
+    digest = hashlib.sha256()
+    for path in sorted(paths):
+        digest.update(str(path).encode() + path.read_bytes())
+    return digest.hexdigest() + "\n"

@@ -6,7 +6,7 @@
 | ```{fine-tuned} extend       runs extended and trained on, by method and length
 | ```{searches} scaffold-seeds/rope   what each search for LongRoPE's factors found
 
-Rows that are planned and not recorded yet are named, so that a page holds before and after.
+Rows that are planned and not recorded yet are named, so a page is right before and after a study.
 """
 
 from __future__ import annotations
@@ -15,11 +15,9 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any, ClassVar
 
-from book_directives import Block, Made
+from book_directives import Made, narrow
 from book_studies import LOCAL, Snapshot
-from docutils import nodes
 from docutils.parsers.rst import directives
-from sphinx.application import Sphinx
 
 from pe._errors import unknown
 from pe.results import extensions, finetuned, rows, sweeps
@@ -75,7 +73,7 @@ class StudyTable(Made):
 
 
 def titles(study: str) -> dict[str, str]:
-    """By name, the title of each planned row of a study; none for a study without a plan."""
+    """Return the title of each planned row of a study, by name; none if it has no plan."""
     plan = load_plan(study) if rows.planned(study) else []
     recipes = {p.label: p.recipe.to_dict() for p in plan if not p.zero_shot}
     titled = rows.titled(list(recipes.values())) if plan else []
@@ -97,7 +95,7 @@ def study_table(
     tokens: bool = False,
     verdicts: bool = False,
 ) -> str:
-    """The Markdown of rows, and the names of those that are planned and have no run yet.
+    """Write rows, and the names of those that are planned and have no run yet.
 
     Args:
         planned: titles of all rows of the plan. wanted: names of rows; none: all.
@@ -130,35 +128,37 @@ class SweepTable(Made):
         return sweeps.table(found, pages)
 
 
-class LocalRuns(Block):
+class LocalRuns(Made):
     """The reader's own runs, with the same columns as the reference study."""
 
-    def run(self) -> list[nodes.Node]:
+    required_arguments = 0
+    classes: ClassVar[list[str]] = []
+
+    def text(self) -> str:
         studies = self.book.studies
         unfinished = studies.incomplete.get(LOCAL, [])
         if LOCAL not in studies.runs and not unfinished:
-            return self.markdown(
+            return (
                 "There are no runs of yours here yet. After `make demo`, or one `papermill` "
                 "command and another build of the book, your numbers appear in this place."
             )
-        result: list[nodes.Node] = []
+        parts = []
         if LOCAL in studies.runs:
             found = list(studies.rows(LOCAL).values())
-            text = table(found, links=self.book.pages(found))
-            result += self.markdown(text, nodes.container(classes=["pe-results"]))
-            result += self.markdown(
+            parts += [
+                narrow(table(found, links=self.book.pages(found))),
                 "```{picture} local-perplexity-by-length\n"
                 ":alt: Perplexity by context length of the runs made on this machine\n\n"
-                "The same figure from your own runs.\n```"
-            )
+                "The same figure from your own runs.\n```",
+            ]
         if unfinished:
             lines = ["Not shown, because they have not ended well:", ""]
             for run in unfinished:
                 record = run.read()
                 reason = f": {record['reason']}" if record["reason"] else ""
                 lines.append(f"- `{run.name}` is {record['status']}{reason}")
-            result += self.markdown("\n".join(lines))
-        return result
+            parts.append("\n".join(lines))
+        return "\n\n".join(parts)
 
 
 class Extension(Made):
@@ -194,8 +194,8 @@ class FineTuned(Made):
     """`finetuned.table` of a study's runs."""
 
     def text(self) -> str:
-        studies, study = self.book.studies, self.arguments[0]
-        found = list(studies.rows(study).values()) if study in studies.runs else []
+        study = self.arguments[0]
+        found = list(self.book.studies.recorded(study).values())
         tuned = finetuned.fine_tuned(found)
         if not tuned:
             return f"No run of the study `{study}` is recorded yet."
@@ -207,17 +207,7 @@ class Searches(Made):
 
     def text(self) -> str:
         study, _, name = self.arguments[0].partition("/")
-        rows = self.book.studies.rows(study) if study in self.book.studies.runs else {}
+        rows = self.book.studies.recorded(study)
         runs = rows[name].runs if name in rows else ()
         found = next((r.searches for r in runs if isinstance(r, Snapshot) and r.searches), None)
         return finetuned.searches(found) if found else "No search is recorded yet."
-
-
-def setup(app: Sphinx) -> None:
-    """Register with Sphinx."""
-    app.add_directive("study-table", StudyTable)
-    app.add_directive("sweep-table", SweepTable)
-    app.add_directive("local-runs", LocalRuns)
-    app.add_directive("extension", Extension)
-    app.add_directive("fine-tuned", FineTuned)
-    app.add_directive("searches", Searches)

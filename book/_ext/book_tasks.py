@@ -23,15 +23,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
 
-from book_directives import Book, Made
+from book_directives import Book, Made, narrow
 from book_measured import of_page
 from book_mirror import write
 from book_pictures import Figures
-from book_plain_page import html_table, made, plain_page
-from docutils import nodes
-from sphinx.application import Sphinx
-from sphinx.util import logging
-from sphinx.util.docutils import SphinxRole
+from book_record_pages import html_table, made, plain_page
 
 from pe._errors import unknown
 from pe.claims import Values
@@ -49,22 +45,21 @@ STUDY = "tasks"
 """What the plan calls its records. Numbers in prose are of them alone, as in the tables."""
 PAGES = "tasks"
 BESIDE = ("nope", "rope")
-log = logging.getLogger(__name__)
 
 
 def load(root: Path) -> list[Outcome]:
-    """Every task of the study; none in a tree without its plan."""
+    """Return the outcomes of all tasks of the study; none in a tree without its plan."""
     path = root / PLAN
     return outcome.outcomes(load_study(str(path)), root / "runs") if path.exists() else []
 
 
 def picture(one: Outcome) -> str:
-    """The name of its figure."""
+    """Return the name of the figure of a task."""
     return "tasks-" + re.sub(r"[^a-z0-9]+", "-", one.key)
 
 
 def figures_of(found: Sequence[Outcome]) -> Figures:
-    """A figure for each task, and one of all."""
+    """Return a figure per task, and one of all tasks."""
     drawn: Figures = {}
     if found:
         planned = list(dict.fromkeys(pe for one in found for pe in one.planned))
@@ -80,12 +75,12 @@ def figures_of(found: Sequence[Outcome]) -> Figures:
 
 
 def page_of(one: Outcome, pe: str) -> str:
-    """The page of a record, from the root of the site."""
+    """Return the address of the page of a record, from the root of the site."""
     return f"{PAGES}/{one.run.name}/{slug(pe)}.html"
 
 
 def link(one: Outcome, pe: str, text: str, root: str = "") -> str:
-    """A link to the page of a record."""
+    """Return a link to the page of a record."""
     return f'<a href="{root}{page_of(one, pe)}">{text}</a>'
 
 
@@ -104,7 +99,7 @@ def write_pages(found: Sequence[Outcome], site: Path) -> None:
 
 
 def record_page(one: Outcome, record: TaskRecord) -> str:
-    """What is recorded of an encoding on a task, as a plain page."""
+    """Return the page of the record of an encoding on a task."""
     parts = [("Each seed", _seeds(one, record))]
     if record.sweep is not None:
         about = f"The sweep: {len(record.sweep.seeds)} seeds, {record.sweep.steps:,} steps"
@@ -180,7 +175,7 @@ def _loss(value: float | None) -> str:
 
 
 def settings(found: Sequence[Outcome]) -> str:
-    """What all tasks have in common, as a sentence, and a table of what they have not."""
+    """Write the settings that all tasks share as a sentence, and the others as a table."""
     lines = []
     for one in found:
         experiment = one.run.experiment
@@ -204,7 +199,7 @@ def settings(found: Sequence[Outcome]) -> str:
         f"{len(experiment.seeds)} seeds. The rates {rates} were tried with "
         f"{experiment.sweep_seeds} of them; the best was given to all, after "
         f"{own.warmup_steps} steps of warmup, and stayed constant. "
-        f"{experiment.examples} examples per split and seed.\n\n" + _narrow(pipe(heads, lines))
+        f"{experiment.examples} examples per split and seed.\n\n" + narrow(pipe(heads, lines))
     )
 
 
@@ -215,11 +210,6 @@ solve the task. {doc}`/tasks` explains the tasks and has pictures and intervals.
 NOT_ON_TASKS = "*The study over tasks has not trained it yet.*"
 
 
-def _narrow(table: str) -> str:
-    """A table in small letters, which scrolls where it is wider than the page."""
-    return f"````{{container}} pe-results\n{table}\n````"
-
-
 class Tasks(Made):
     """A part of the study; see the module."""
 
@@ -228,8 +218,6 @@ class Tasks(Made):
     def text(self) -> str:
         root = self.book.folder.parent
         found = self.book.once("tasks", lambda: load(root))
-        for path in (root / PLAN, Path(outcome.__file__), *(root / "runs" / "tasks").glob("*/*")):
-            self.env.note_dependency(str(path))
         up = "../" * self.env.docname.count("/")
         part = self.arguments[0]
         if part == "of-page":
@@ -238,7 +226,7 @@ class Tasks(Made):
             if not own:
                 raise ValueError("the study over tasks has no encoding of this page")
             shown = outcome.of_encodings(found, own, BESIDE)
-            return f"{ON_TASKS}\n\n{_narrow(shown)}" if shown else NOT_ON_TASKS
+            return f"{ON_TASKS}\n\n{narrow(shown)}" if shown else NOT_ON_TASKS
         if part == "progress":
             return outcome.progress(found)
         if part == "settings":
@@ -249,37 +237,31 @@ class Tasks(Made):
             return outcome.doubts(found)
         if part == "matrix":
             links = {(one.key, pe): link(one, pe, "{}", up) for one in found for pe in one.records}
-            return _narrow(outcome.matrix(found, links))
+            return narrow(outcome.matrix(found, links))
         by_key = {one.key: one for one in found}
         if part not in by_key:
             raise unknown("part of the study over tasks", part, [*by_key, *PARTS])
         one = by_key[part]
         links_of = {pe: link(one, pe, label(pe), up) for pe in one.records}
         said = " ".join(filter(None, (outcome.solvers(one, split) for split in one.splits)))
-        return f"{said}\n\n{_narrow(outcome.table(one, links_of))}"
+        return f"{said}\n\n{narrow(outcome.table(one, links_of))}"
 
 
 PARTS = ("progress", "settings", "unsolved", "doubts", "matrix", "of-page")
 
 
-class TaskRole(SphinxRole):
-    """{task}`ADDRESS`: a mean over seeds, in percent; ``-solved`` is ``8 of 8``; or "not run"."""
-
-    def run(self) -> tuple[list[nodes.Node], list[nodes.system_message]]:
-        book = Book.of(self.env)
-        runs = book.folder.parent / "runs"
-        for path in runs.glob("tasks*/*/task-*.json"):
-            self.env.note_dependency(str(path))
-        try:
-            text = written(self.text, book.once("task-values", lambda: Values(runs, STUDY)))
-        except ValueError as error:
-            log.warning("no record for %r: %s", self.text, error, location=self.get_location())
-            return [nodes.literal(text=self.text)], []
-        return [nodes.Text(text)], []
+def value_of_book(book: Book, address: str) -> str:
+    """Return `written` from the records beside the book."""
+    runs = book.folder.parent / "runs"
+    return written(address, book.once("task-values", lambda: Values(runs, STUDY)))
 
 
 def written(address: str, values: Values) -> str:
-    """The text of a value. ValueError for an address that no record can have."""
+    """Write a mean over seeds in percent, ``8 of 8`` for ``-solved``, or that it was not run.
+
+    Raises:
+        ValueError: an address that no record can have.
+    """
     if not re.fullmatch(r"[^/]+/.+\.[^.]+", address):
         raise ValueError("expected TASK/ENCODING.SPLIT-QUANTITY such as copy/alibi.ood-exact")
     value = values(f"tasks:{address}")
@@ -290,9 +272,3 @@ def written(address: str, values: Values) -> str:
     if address.endswith("-loss"):
         return f"{value.mean:.3g}"
     return f"{100 * value.mean:.3g}%"
-
-
-def setup(app: Sphinx) -> None:
-    """Register with Sphinx."""
-    app.add_role("task", TaskRole())
-    app.add_directive("tasks", Tasks)

@@ -1,8 +1,8 @@
-"""A ledger of what papers claim about positional encodings, and what our records say to it.
+"""A ledger of what papers claim about positional encodings, compared with our records.
 
 `book/tables/claims.yaml` has one entry per claim: the paper's number and set-up, and conditions on
-values of records that hold if the claim does. Verdicts are computed from the records, never typed.
-No condition can be judged before its records exist. Imports no torch.
+values of records, which are met if the claim holds. Verdicts are computed from the records. A
+condition is judged only when its records exist.
 """
 
 from __future__ import annotations

@@ -6,13 +6,7 @@ import re
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    StringConstraints,
-    ValidationError,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, StringConstraints, ValidationError, model_validator
 
 from pe._errors import explain
 from pe._files import read_yaml
@@ -28,20 +22,20 @@ class _Part(BaseModel):
 
 
 class Condition(_Part):
-    """Something that is so if the claim holds: a bound of a value, or that one value is larger.
+    """A condition that is met if the claim holds.
 
-    ``value`` is at least or at most a number, if ``over`` is given after dividing by it; or it is
+    ``value``, divided by ``over`` if it is given, is at least or at most a number; or ``value`` is
     ``above`` another value.
     """
 
     say: str
-    """What it says, in words."""
+    """The condition in words."""
     value: Key
     over: Key | None = None
     at_least: float | None = None
     at_most: float | None = None
     above: Key | None = None
-    """Compared seed by seed: with fewer than two common seeds nothing is decided."""
+    """Values are compared seed by seed. Fewer than two common seeds decide nothing."""
 
     @model_validator(mode="after")
     def _one_comparison(self) -> Condition:
@@ -53,7 +47,7 @@ class Condition(_Part):
 
     @property
     def keys(self) -> list[str]:
-        """All values that it needs."""
+        """The addresses of all values that the condition compares."""
         return [key for key in (self.value, self.over, self.above) if key is not None]
 
 
@@ -94,7 +88,7 @@ class Claim(_Part):
 
     @property
     def encodings(self) -> list[str]:
-        """Those that the claim is about."""
+        """The encodings that the claim is about."""
         if self.about or isinstance(self.test, NotTestable):
             return self.about
         subjects = [parts(condition.value)[2] for condition in self.test]

@@ -1,13 +1,14 @@
 """Values of records by address.
 
-runs:STUDY/NAME.COLUMN            language models: NAME is what the study calls a run, an encoding
-                                  (its runs from scratch) or a run's folder; COLUMN one of
-                                  `pe.runs.load`
-tasks:TASK/PE.SPLIT-QUANTITY      small models; QUANTITY is token, exact, loss or solved. TASK may
-                                  name options, as in copy@kind=repeat; others, but for lengths, are
-                                  the task's defaults. Of several experiments the one with most
-                                  seeds counts, then with most training, then the newest.
-                                  token@9+16-18: the mean share of right tokens at these positions
+runs:STUDY/NAME.COLUMN            language models. NAME is a row of the study, an encoding (its runs
+                                  from random weights) or the folder of a run. COLUMN is a column of
+                                  `pe.runs.load`.
+tasks:TASK/PE.SPLIT-QUANTITY      small models. QUANTITY is token, exact, loss or solved, or
+                                  token@9+16-18: the mean share of right tokens at these positions.
+                                  TASK may name options, as in copy@kind=repeat. Other options,
+                                  except lengths, are the task's defaults. If several experiments
+                                  fit, the one with most seeds is taken, then the one with most
+                                  training, then the newest.
 numerics:NAME/SUBJECT.QUANTITY    computed without training: runs/numerics/NAME/numerics.json
 """
 
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import functools
 import math
+import re
 import statistics
 from collections.abc import Collection
 from pathlib import Path
@@ -38,8 +40,11 @@ QUANTITIES: dict[str, summary.Quantity] = {
 }  # fmt: skip
 
 
+POSITIONS = re.compile(r"\d+(-\d+)?(\+\d+(-\d+)?)*")
+
+
 class Value(NamedTuple):
-    """A value for each seed, and where it is on record."""
+    """A value per seed, and its record."""
 
     by_seed: dict[int, float]
     """Computed values have the seed 0."""
@@ -48,12 +53,11 @@ class Value(NamedTuple):
     geometric: bool = False
     """Perplexities are averaged and compared in nats."""
     samples: int | None = None
-    """Of a share that is computed without training: of how many samples. None where it depends on a
-    seed of training."""
+    """The number of samples of a share that is computed without training; else None."""
 
     @property
     def mean(self) -> float:
-        """Over seeds."""
+        """The mean over seeds."""
         mean = statistics.fmean(map(self.scale, self.by_seed.values()))
         return math.exp(mean) if self.geometric else mean
 
@@ -69,7 +73,8 @@ class Value(NamedTuple):
 class Values:
     """Looks up values in a folder of runs (default `pe.runs.root`).
 
-    ``tasks`` names the only study whose small models count, so that all have had the same training.
+    If ``tasks`` names a study, only small models of this study count, which all had the same
+    training.
     """
 
     def __init__(self, folder: Path | None = None, tasks: str | None = None) -> None:
@@ -80,10 +85,10 @@ class Values:
         self._records = functools.cache(self._load_records)
 
     def __call__(self, key: str) -> Value | None:
-        """Look a value up; None where nothing is on record yet, or the record has no such value.
+        """Look a value up; None if it is not recorded yet.
 
         Raises:
-            ValueError: a quantity that no record has.
+            ValueError: an address that no record can have.
         """
         kind, place, subject, quantity = parts(key)
         look_up = {"runs": self._of_runs, "tasks": self._of_tasks, "numerics": self._of_numerics}
@@ -124,11 +129,15 @@ class Values:
     def _of_tasks(self, task: str, pe: str, quantity: str) -> Value | None:
         split, _, what = quantity.partition("-")
         what, _, places = what.partition("@")
-        if what not in (*QUANTITIES, "solved") or (places and what != "token"):
+        numbered = what == "token" and POSITIONS.fullmatch(places)
+        if what not in (*QUANTITIES, "solved") or (places and not numbered):
             raise ValueError(
                 f"{quantity!r}: expected SPLIT-token, -exact, -loss or -solved, or "
                 "SPLIT-token@POSITIONS"
             )
+        from pe.encodings import lookup  # brings torch
+        from pe.encodings.core.spec import part_names
+
         name, options = _task_options(task)
         best: tuple[tuple[int, float, str], Value] | None = None
         for one in self._records(name, pe):
@@ -138,6 +147,8 @@ class Values:
                 continue
             if not _same_options(name, one.task_options, options):
                 continue
+            if split not in summary.splits(one):
+                raise unknown("split", split, summary.splits(one))
             of = summary.token if what == "solved" else QUANTITIES[what]
             values = summary.by_seed(one, split, of)
             if places:
@@ -152,6 +163,9 @@ class Values:
             rank = len(one.seeds), trained, one.created
             if best is None or rank > best[0]:
                 best = rank, value
+        if best is None:
+            for part in part_names(pe):
+                lookup(part)  # raises ValueError if there is no such encoding
         return best and best[1]
 
     def _of_numerics(self, name: str, subject: str, quantity: str) -> Value | None:
@@ -191,11 +205,14 @@ def _task_options(address: str) -> tuple[str, dict[str, str]]:
     """Return a task and its options, ``copy@kind=repeat,items=50``, with defaults filled in.
 
     Raises:
-        ValueError: the task does not have such an option.
+        ValueError: the task does not have such an option, or an option has no value.
     """
     name, _, text = address.partition("@")
     defaults = {key: str(value) for key, value in about(name).options.items()}
-    named = dict(pair.split("=", 1) for pair in text.split(",")) if text else {}
+    pairs = [pair.partition("=") for pair in text.split(",")] if text else []
+    if not all(equals for _, equals, _ in pairs):
+        raise ValueError(f"{address!r}: expected TASK@OPTION=VALUE, such as copy@kind=repeat")
+    named = {key: value for key, _, value in pairs}
     if wrong := named.keys() - defaults.keys():
         raise unknown(f"option of the task {name!r}", min(wrong), defaults)
     return name, defaults | named

@@ -1,17 +1,18 @@
 """From a claim and the records to a verdict.
 
     not testable here     the ledger says why
-    not measured yet      a condition needs a record that there is not
-    not decided           two values were compared and their difference could be chance, or what
-                          the test takes for granted is not so
+    not measured yet      a condition needs a value that no record has
+    not decided           a difference could be due to chance, or a condition is not met without
+                          which the test says nothing
     holds                 all conditions are met
-    does not hold         none is
-    depends               some are; which, is said
+    does not hold         no condition is met
+    depends               some conditions are met; the verdict names them
 
-A difference counts if the 95% interval of the paired differences over seeds, of perplexities in
-nats, excludes zero; of shares that are computed without training, Newcombe's interval of their
-difference. One seed decides bounds, which the verdict then says, and no comparison. Small models of
-different experiments, which may differ in steps or sizes, are not compared.
+A difference counts if zero lies outside the 95% interval of the paired differences over seeds;
+perplexities are compared in nats. Shares that are computed without training are compared by
+Newcombe's interval of their difference. One seed is enough for a bound, and the verdict then says
+that it is one seed; it is not enough for a comparison. Small models of different experiments, which
+may differ in steps or sizes, are not compared.
 """
 
 from __future__ import annotations

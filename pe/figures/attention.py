@@ -1,6 +1,6 @@
 """Attention maps, with the model's own inputs as labels, and how spread attention is by length.
 
-The colour goes with the square root of the probability, so that weak attention is seen.
+Colours follow the square root of the probability, so that weak attention is visible.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pe.figures.axes import WHOLE, legend, mark, powers_of_two
 from pe.figures.style import FAINT, SEQUENTIAL, style
 
 MOST_LABELS = 48
-"""If there are more tokens than this, some are not written."""
+"""The most labels along an axis of `one_map`. Of more tokens, only some are labelled."""
 
 
 @style()

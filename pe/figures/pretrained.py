@@ -141,7 +141,7 @@ def _lines(
             words = [label(s["pe"]), *in_words(s["options"])]
             if s["steps"]:
                 words.append(f"trained at {s['learning_rate']:g}" if trained else "before training")
-            if variant == "adapted" and s["pe"] == "rope":
+            if variant == "adapted" and s["pe"] == "rope" and not s["options"]:
                 continue  # the untouched model
             text = ", ".join(words)
             if any(look["label"] == text for _, _, look in lines):

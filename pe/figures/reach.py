@@ -1,8 +1,9 @@
 """The perplexities of each encoding of a budget as a line, and the shares it finds as cells.
 
-A short line reads on where training stopped, and one that begins far to the left reads short texts
-well. Lines are sorted by the longer text, best on top; where hidden numbers were asked for, by how
-many were found beyond the training length.
+A line goes from the perplexity at the training length to that of longer texts. A short line belongs
+to a model that reads long texts as well as short ones, a line that begins far to the left to one
+that reads short texts well. Lines are sorted by the longer text, the best on top; if hidden numbers
+were asked for, by the share that was found beyond the training length.
 """
 
 from __future__ import annotations

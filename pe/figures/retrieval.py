@@ -1,7 +1,7 @@
-"""Whether hidden numbers are found, by depth and length: a small heat map for each run.
+"""The share of prompts whose hidden numbers are found, by depth and length: a heat map per run.
 
-Blue is always, transparent is never, and a dash is no value; the framed column is the length of
-training.
+Blue means all prompts, transparent none, and a dash that there is no value. The framed column is
+the training length.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def retrieval(rows: Sequence[Row], task: str) -> Figure:
     grid = figure.subplots(down, across, squeeze=False, sharex=True, sharey=True)
     for axes, (row, depths, share) in zip(grid.flat, asked, strict=False):
         axes.grid(visible=False)
-        shown = np.ma.masked_less_equal(np.nan_to_num(share), 0)  # nothing is drawn of nothing
+        shown = np.ma.masked_less_equal(np.nan_to_num(share), 0)  # cells of 0 stay empty
         axes.pcolormesh(
             range(len(names)), range(len(depths)), shown, cmap=SEQUENTIAL, vmin=0, vmax=1
         )

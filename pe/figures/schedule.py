@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from pe.encodings.core.spec import LayerSpec
 
 LENGTHS = 4
-"""A picture shows so many times the longest window or chunk."""
+"""Tokens of a picture, in multiples of the longest window or chunk."""
 PLAIN_LENGTH = 1024
-"""Tokens that it shows where there is none."""
+"""Tokens of a picture of a schedule without window and chunk."""
 THINNEST = 0.006
 """Share of the width below which a bar is drawn wider, so that one key can be seen."""
 

@@ -1,8 +1,8 @@
 """Figures of a speed record: tokens/s and memory of a training step against the length.
 
-A line for each encoding that costs something else than those before it; beside them transformers'
-Llama. The number of tokens in a step is the same everywhere, so a level line is a cost that grows
-linearly with the text. Imports no torch.
+There is a line for each encoding whose cost differs from those before it, and one for transformers'
+Llama. Every step has the same number of tokens, so a level line means a cost that grows linearly
+with the length of the text. Imports no torch.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ DISTINCT = 0.15
 LABEL_GAP = 0.052
 """Between two names, as a share of the panel's height."""
 LEAST_RANGE = 8.0
-"""The top of an axis is at least so many times its bottom."""
+"""The least ratio of the top of an axis to its bottom."""
 
 
 @style()

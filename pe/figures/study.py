@@ -1,13 +1,13 @@
 """Figures of runs: perplexity by length, loss by step, loss by position.
 
-Of a study whose runs start from one another, a panel for each encoding and the runs converted from
-it: in the encoding's colour, with dashes and markers that tell them apart; runs that neither began
-elsewhere nor were converted are grey in every panel, for comparison. Other runs share a panel, or
-have one each where they are many. Lines are the means that tables show, bands their intervals.
+If runs of a study start from other runs, each encoding has a panel with the runs that were
+converted from it, in its colour and with dashes and markers of their own. Runs from which no run
+was converted are grey in every panel. In other studies all runs share a panel, or have one each if
+they are many. Lines are the means that tables show, and bands are their intervals.
 
-Thin grey lines are baselines: the first row of a panel, RoPE if there is one, reading no more than
-the training length; runs of the study that were trained on longer windows; and a model that gives
-every token of the vocabulary the same chance, where a curve gets that far.
+Thin grey lines are baselines: the first row of a panel, or RoPE, reading no more than the training
+length; runs of the study that were trained on longer windows; and, if a curve gets that far, a
+model that gives every token of the vocabulary the same probability.
 """
 
 from __future__ import annotations
@@ -20,12 +20,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import (
-    FixedLocator,
-    MaxNLocator,
-    NullLocator,
-    PercentFormatter,
-)
+from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator, PercentFormatter
 
 from pe.figures.axes import (
     BASELINE,
@@ -175,7 +170,7 @@ def _by_length(
         cells = [measure(row, f"{kind}@{name}") for name in names]
         axes.plot(x, numbers(cell.value for cell in cells), label=row.title, **look)
         ends = [cell.interval for cell in cells]
-        if any(ends) and len(own) < MANY:  # more bands than that hide each other
+        if any(ends) and len(own) < MANY:  # more bands would hide each other
             axes.fill_between(
                 x, numbers(e.low if e else None for e in ends),
                 numbers(e.high if e else None for e in ends),
@@ -312,7 +307,7 @@ def by_position(rows: Sequence[Row], highlight: str | None = None) -> Figure:
         lines = [Line2D([], [], **(BASELINE | {"label": row.title})) for row in longer]
         edges, losses = curve(first)
         inside = losses[: int((edges[1:] <= length).sum())]
-        if len(inside):  # the last bin that was trained on
+        if len(inside):  # the mean loss in the last bin within the training length
             lines += axes.plot([length, edges[-1]], [inside[-1]] * 2, **CUT)
         if axes.dataLim.y1 > (limit := math.log(vocabulary(first.runs[0]))):
             lines.append(axes.axhline(limit, **GUESS))

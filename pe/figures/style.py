@@ -1,9 +1,9 @@
 """The look of every figure: colours, markers, SVG, dark twins, captions.
 
-One colour and one marker an encoding, everywhere. Backgrounds are transparent and the colours hold
-a contrast of at least 3:1 on white and on the book's dark page; `darken` swaps the few inks that
-cannot. SVG keeps text as text, and the same records give the same bytes. No pyplot state is used,
-so figures can be made in any thread and any kernel. Imports no torch.
+An encoding has the same colour and marker everywhere. Backgrounds are transparent, and colours have
+a contrast of at least 3:1 on white and on the book's dark page; `darken` replaces the others. Text
+in an SVG stays text, and the same records give the same bytes. No pyplot state is used, so figures
+can be made in any thread and any kernel. Imports no torch.
 """
 
 from __future__ import annotations

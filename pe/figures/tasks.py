@@ -1,7 +1,7 @@
 """Figures of the records of a task: learning curves, accuracy by length, position and encoding.
 
-Lines are means over seeds at each encoding's best rate, bands are Student's 95% intervals, cut to
-what is possible. Imports no torch before a figure is drawn.
+Lines are means over seeds at each encoding's best rate. Bands are Student's 95% intervals within
+the possible range. torch is imported only when a figure is drawn.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from pe.figures.axes import CUT, GUESS, WHOLE, legend, mark, numbers
 from pe.figures.style import FAINT, INK, SEQUENTIAL, colour, marker, style
@@ -23,7 +23,6 @@ from pe.runs.models import TaskRecord
 from pe.tasks.core.registry import task
 from pe.tasks.measure import summary
 
-PERCENT = FuncFormatter(lambda value, _: f"{100 * value:g}%")
 NOTHING = "nothing is on record yet"
 
 
@@ -34,16 +33,12 @@ def _empty() -> Figure:
 
 
 def _band(
-    axes: Axes,
-    x: Sequence[float],
-    values: Sequence[Interval | None],
-    pe: str,
-    dots: bool,
+    axes: Axes, x: Sequence[float], values: Sequence[Interval | None], pe: str, dots: bool
 ) -> None:
     """Draw the means of an encoding as a line and their intervals as a band."""
     ink = colour(pe)
     means = numbers(None if one is None else one.value for one in values)
-    every = None if dots else 0.1  # colours repeat, so a line without any marker has no name
+    every = None if dots else 0.1  # colours repeat, so every line needs markers
     axes.plot(x, means, color=ink, label=label(pe), marker=marker(pe), markevery=every)
     low = numbers(None if one is None else one.low for one in values)
     high = numbers(None if one is None else one.high for one in values)
@@ -91,12 +86,7 @@ def live_curves(
         every = max(1, len(means) // 400)
         at = range(1, len(means) + 1, every)
         axes.plot(
-            at,
-            means[::every],
-            color=colour(pe),
-            marker=marker(pe),
-            markevery=0.1,
-            label=label(pe),
+            at, means[::every], color=colour(pe), marker=marker(pe), markevery=0.1, label=label(pe)
         )
     axes.set_xlim(0, max(1, steps))
     _loss_by_step(figure, axes, chance)
@@ -106,7 +96,7 @@ def live_curves(
 def _shares(axes: Axes, record: TaskRecord) -> None:
     axes.axhline(record.chance, **GUESS)
     axes.set_ylim(-0.03, 1.03)
-    axes.yaxis.set_major_formatter(PERCENT)
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 
@@ -151,13 +141,7 @@ def accuracy_by_position(records: Sequence[TaskRecord]) -> Figure:
             places = record.positions[split]
             if places is not None:
                 values = [summary.mean(at) for at in zip(*places.shares, strict=True)]
-                _band(
-                    axes,
-                    places.starts,
-                    values,
-                    record.pe,
-                    dots=len(places.starts) < 12,
-                )
+                _band(axes, places.starts, values, record.pe, dots=len(places.starts) < 12)
         axes.set_title(summary.title(split), fontsize=10.5)
         axes.set_xlabel("position")
     panels[0].set_ylabel("right answers")
@@ -198,7 +182,7 @@ def by_encoding(records: Mapping[str, TaskRecord | None]) -> Figure:
             _line_of(axes, line, pe, record, split)
         axes.set_xlim(-0.04, 1.04)
         axes.grid(visible=False, axis="y")
-        axes.xaxis.set_major_formatter(PERCENT)
+        axes.xaxis.set_major_formatter(PercentFormatter(1.0))
         axes.set_title(summary.title(split), fontsize=10.5)
         axes.set_xlabel("right answers")
     axes = panels[0]

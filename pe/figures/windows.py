@@ -24,11 +24,11 @@ MULTIPLES = (1, 4, 16)
 TASK = "multikey"
 """The hidden numbers whose shares are shown."""
 ROOM = 1.8
-"""The axis of perplexities ends at so many times the lowest one."""
+"""The end of the axis of perplexities, in multiples of the lowest one."""
 
 
 class Schedule(NamedTuple):
-    """What a row's schedule of layers says."""
+    """The parts of a row's schedule of layers that the figure shows."""
 
     window: int | None
     """The smallest window of a layer; None without one."""
@@ -81,7 +81,7 @@ def by_window(rows: Sequence[Row], cut_row: Row | None = None, best: Row | None 
                     for row, one in zip(rows, schedules, strict=True) if one.last == last
                 ]  # fmt: skip
                 top = ROOM * lowest if kind == "ppl" else 1.0
-                aside = 0.2 * (turn - 0.5)  # two triangles at the top beside each other
+                aside = 0.2 * (turn - 0.5)  # so that two triangles at the top do not overlap
                 own.sort(key=lambda item: item[0])
                 _line(axes, own, name, common, look, top, aside)
             for title, value, line_look in _baselines(cut_row, best, common, name):

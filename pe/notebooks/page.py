@@ -1,7 +1,7 @@
-"""The parts of a run's page: each function takes a run and returns something Jupyter displays.
+"""The parts of a run's page: each function takes a run and returns something that Jupyter displays.
 
-Nothing here computes a result; it reads records. Paths are shown from the working folder or from
-``$PE_RUNS``, so that an executed notebook does not reveal the machine it came from.
+The functions read records. Paths are shown relative to the working folder or to ``$PE_RUNS``, so
+that an executed notebook does not reveal the machine that it was executed on.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ def shown(run: Folder) -> str:
 def plan(run: Run) -> Markdown:
     """Show what will be trained: a table, and the formula of each encoding in the sum.
 
-    Where layers differ or hide keys, a picture of what each sees comes before them.
-    A run of a study waits here until it is alone on its device; its imports are done by then.
+    If layers differ or hide keys, a picture of the keys that each layer sees is displayed first.
+    A run of a study waits here until no other run uses its device. Its imports are done by then.
     """
     wait_for_device()
     r = run.recipe
     options = ", ".join(f"{key} {value}" for key, value in r.pe_options.items())
-    heads = f"{r.num_attention_heads} heads"
+    heads = f"{r.num_attention_heads} head" + ("s" if r.num_attention_heads > 1 else "")
     if r.num_key_value_heads != r.num_attention_heads:
         heads += f" ({r.num_key_value_heads} for keys and values)"
     layers = f"{r.num_hidden_layers} layer" + ("s" if r.num_hidden_layers > 1 else "")
@@ -72,7 +72,7 @@ def plan(run: Run) -> Markdown:
     memory = _memory(r)
     if memory:
         rows["memory"] = memory
-    table = markdown.pipe(["", ""], [[key, value] for key, value in rows.items()], 2)
+    table = markdown.pipe(["", ""], list(rows.items()), 2)
     from pe.encodings.core.parts import part_classes
 
     _show_layers(r)
@@ -102,7 +102,7 @@ def _show_layers(recipe: Recipe) -> None:
         "head_dim": recipe.head_dim, "num_heads": recipe.num_attention_heads,
         "num_kv_heads": recipe.num_key_value_heads, "original_length": recipe.context_length,
     }  # fmt: skip
-    options = sizes | recipe.pe_options  # which may have another original_length
+    options = sizes | recipe.pe_options  # the options may have another original_length
     rows, length = layer_rows(recipe.pe, **options)
     if len(rows) > 1 or rows[0].spans != [(0, length)]:
         figure = figures.schedule(recipe.pe, recipe.num_hidden_layers, **options)
@@ -177,10 +177,11 @@ def conversion(run: Run) -> Markdown:
 
 
 def comparable(run: Run) -> list[Run]:
-    """Return ``run`` and the complete runs of its study and the reference study that differ fairly.
+    """Return ``run`` and the complete runs that it can be compared with fairly.
 
-    They share everything but encoding and seed, and the text they were trained on. Of the same
-    experiment in both studies only one is taken. A damaged record is named in a warning.
+    These are runs of its study and of the reference study that were trained on the same text and
+    differ only in encoding and seed. If both studies have the same run, one is taken. A damaged
+    record is named in a warning.
     """
     fields, text = _setting(run), _fingerprint(run)
     runs: dict[str, Run] = {run.name: run}
@@ -227,7 +228,7 @@ def retrieval(runs: Sequence[Run], run: Run) -> Markdown:
 
 
 MAP_TOKENS = 32
-"""Attention is drawn of a text of so many tokens."""
+"""Length of the text whose attention is drawn, in tokens."""
 
 
 def attention(run: Run) -> Markdown:
@@ -250,7 +251,7 @@ def attention(run: Run) -> Markdown:
     drawn = run.directory / "attention.svg"
     try:
         data, model = text_of(run), load_model(run)
-    except RunError:  # records travel, weights do not
+    except RunError:  # records are committed, weights are not
         if drawn.exists():
             display(SVG(drawn.read_text()))
     else:
@@ -270,7 +271,9 @@ def sample(run: Run, prompt: str = "", tokens: int = 64) -> Markdown:
     try:
         text = pe.sample(run, prompt, tokens)
     except RunError:
-        return show("The weights of this run are not on this machine: records travel, they do not.")
+        return show(
+            "The weights of this run are not on this machine: only its record is committed."
+        )
     except NotFinite as error:
         return show(f"No text: {error}.")
     fence = "`" * 4

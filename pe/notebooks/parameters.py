@@ -1,13 +1,12 @@
-"""From a notebook's parameters to a run: one function per notebook, which everything calls.
+"""From a notebook's parameters to the folder of its run: one function per kind of notebook.
 
-The first code cell of ``notebooks/train.ipynb`` calls `configure`, that of ``convert.ipynb`` calls
-`configure_conversion`, that of ``study.ipynb`` `configure_study`, that of ``speed.ipynb``
-`configure_speed`, that of ``pretrained.ipynb`` `configure_pretrained`, that of ``tasks.ipynb``
-`configure_tasks`, and so does the papermill engine before any kernel starts, so that both mean the
-same folder and a mistake stops the command early.
-The notebook's ``parameters`` cell has the names, types and defaults of the function, which a test
-compares, and says what each means. None is the default that it names, so that 0 can be asked for.
-Imports torch only where the recipe ``auto`` or an encoding needs it.
+`LAUNCHERS` has the function of each notebook. The notebook's first code cell calls it, and so does
+the papermill engine before it starts a kernel. So both use the same folder, and a mistake stops the
+command early.
+
+The notebook's ``parameters`` cell repeats the names, types and defaults of the function, and says
+what each parameter means. None stands for the default that the cell names, so that 0 is a value.
+torch is imported only if the recipe ``auto`` or an encoding needs it.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ from pe.training.check import check_run
 
 RECIPE_FIELDS = tuple(name for name in Recipe.__dataclass_fields__ if name != "name")
 SCORING = ("each_length", "examples", "validation")
-"""Fields of an experiment that are not among its settings: numbers of examples."""
+"""The numbers of examples: fields of an experiment that are not among its settings."""
 
 
 @launcher(overrides=RECIPE_FIELDS)
@@ -112,8 +111,9 @@ def configure_conversion(
     after a warmup of 3%, and another encoding learns at the rate of the model.
 
     Args:
-        run: its name in the study, or STUDY/NAME. step: whose weights are taken; None: its last.
-        steps: to train on; None: as many as that run had left.
+        run: the run to start from: its name in the study, or STUDY/NAME.
+        step: the step whose weights are taken; None: the last one.
+        steps: steps to train; None: as many as that run had left.
 
     Raises:
         ValueError: as `configure`; or the encoding cannot follow the old one.
@@ -165,7 +165,7 @@ def configure_conversion(
     chosen = Recipe.from_dict(fields | others)
     converted = Run(folder / chosen.run_name(), recipe=chosen)
     check_run(converted)
-    if not converted.exists():  # a record can be shown where the weights are not at hand
+    if not converted.exists():  # a record can be shown without the weights
         start_of(chosen, folder)
     return converted
 
@@ -291,7 +291,7 @@ def configure_tasks(
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise ValueError(f"pe: expected each encoding once, got {', '.join(twice)} more than once")
     run = task_run(experiment, names, study)
-    if not run.complete:  # what is recorded can be shown on a smaller machine
+    if not run.complete:  # a smaller machine can show what is recorded
         refuse_too_large(made, experiment.settings, experiment.at_once(), devices.memory())
     for name in names:
         experiment.check(name)
@@ -364,7 +364,7 @@ def launch(kind: str, values: Mapping[str, Any], also: Iterable[str] = ()) -> Fo
 
     Args:
         kind: the notebook's, a key of `LAUNCHERS`.
-        also: other names that its ``parameters`` cell defines; they are its own business.
+        also: other names that its ``parameters`` cell defines, which are not passed on.
 
     Raises:
         ValueError: names what is not right.

@@ -277,7 +277,7 @@ class Playground:
     def _work(self, run: TaskRun) -> None:
         try:
             self._train(run)
-        except Exception as error:  # nothing else would show an error of a thread
+        except Exception as error:  # nobody else catches an error of this thread
             self._show_mistake(error)
         finally:
             self.train.disabled, self.stop.disabled = False, True

@@ -37,7 +37,7 @@ def plan(run: PretrainedRun) -> Markdown:
         else "none",
         "recorded in": f"`{shown(run)}`",
     }
-    return show(pipe(["", ""], [[key, value] for key, value in rows.items()], 2))
+    return show(pipe(["", ""], list(rows.items()), 2))
 
 
 def carry_out(run: PretrainedRun) -> dict[str, Any]:
@@ -79,9 +79,10 @@ def samples(record: dict[str, Any]) -> Markdown:
     fence = "`" * 4
     parts = []
     for v, outcome in record["outcomes"].items():
-        text = f"{fence}text\n{outcome['sample']}\n{fence}"
-        if outcome["sample"] is None:
-            text = "No text: the logits are not finite."
+        sample = outcome["sample"]
+        text = "No text: the logits are not finite."
+        if sample is not None:
+            text = f"{fence}text\n{sample}\n{fence}"
         parts.append(f"**{WORDS[v]}**\n\n{text}")
     return show("\n\n".join(parts))
 

@@ -30,7 +30,7 @@ def plan(run: SpeedRun, minutes: float | None = None) -> Markdown:
         "time": f"nothing is begun after {minutes:g} minutes" if minutes else "no limit",
         "recorded in": f"`{shown(run)}`",
     }
-    return show(pipe(["", ""], [[key, value] for key, value in rows.items()], 2))
+    return show(pipe(["", ""], list(rows.items()), 2))
 
 
 def carry_out(run: SpeedRun, minutes: float | None = None) -> Speed:

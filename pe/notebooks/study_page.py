@@ -22,11 +22,7 @@ def plan(study: StudyFolder) -> Markdown:
 
 
 def carry_out(
-    study: StudyFolder,
-    *,
-    address: str | None = None,
-    workers: int | None = None,
-    retries: int = 1,
+    study: StudyFolder, *, address: str | None = None, workers: int | None = None, retries: int = 1
 ) -> StudyFailed | None:
     """Run what is not done, with a live view. A failure is returned, so that results come first."""
     if study.dry_run:

@@ -51,7 +51,7 @@ def plan(run: TaskRun) -> Markdown:
         + ", ".join(f"{rate:g}" for rate in experiment.learning_rates),
         "recorded in": f"`{shown(run)}`",
     }
-    table = pipe(["", ""], [[key, value] for key, value in rows.items()], 2)
+    table = pipe(["", ""], list(rows.items()), 2)
     definition = inspect.getdoc(inspect.getmodule(task_class(experiment.task)))
     return show(f"{table}\n\n```text\n{text}\n```\n\n```text\n{definition}\n```")
 

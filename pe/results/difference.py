@@ -66,13 +66,14 @@ class Difference:
 def difference(first: Row, second: Row, quantity: str) -> Difference:
     """Compare ``first`` with ``second`` on the seeds that both have.
 
-    Where they were trained on windows of different lengths, ``quantity`` is at a multiple of the
+    If they were trained on windows of different lengths, ``quantity`` is at a multiple of the
     shorter one.
-    Over several seeds: the paired differences, with an interval and a p no smaller than over the
-    prompts or the windows, where these are recorded. Of one seed: perplexities over the same
-    windows, shares over the same prompts by McNemar's exact test. Records of ``needle`` keep only
-    how many prompts were right at each depth; where that does not say which, by Fisher's test,
-    which takes the prompts for unrelated.
+
+    Several seeds are compared by paired differences. Their interval and their p are no smaller than
+    those over prompts or windows, if these are recorded. Of one seed, perplexities are compared
+    over the same windows, and shares over the same prompts by McNemar's exact test. Records of
+    ``needle`` have only the number of right prompts at each depth. If that does not tell which
+    prompts were right, Fisher's exact test is used, which treats the prompts as unrelated.
 
     Raises:
         ValueError: no seed in common, a quantity that is not recorded, or perplexities of other
@@ -99,7 +100,7 @@ def difference(first: Row, second: Row, quantity: str) -> Difference:
             values = [quantities.windows(row.runs[0], name) for row, name in both]
     gaps = intervals.paired(*values)
     if len(gaps) < 2:
-        return Difference(quantity, gaps[0], None, None, "")
+        return Difference(quantity, gaps[0], None, None, "", guessing)
     interval = intervals.mean_interval(gaps)
     p = intervals.p_of_mean(gaps)
     if over == "seeds" and where and where.is_perplexity and (of_windows := _by_window(both)):
@@ -111,7 +112,7 @@ def difference(first: Row, second: Row, quantity: str) -> Difference:
 
 
 def _by_window(both: Sequence[tuple[Row, str]]) -> list[float] | None:
-    """Differences of the losses of each window, means over the seeds; None if not recorded."""
+    """Return the difference of the losses of each window, averaged over seeds, if recorded."""
     gaps: list[list[float]] = []
     for one, other in zip(*(row.runs for row, _ in both), strict=True):
         pair = [
@@ -143,7 +144,7 @@ def _discordant(both: Sequence[tuple[Row, str]]) -> tuple[int, int] | None:
     cells = [[quantities.answers(run, name) for run in row.runs] for row, name in both]
     for first, second in zip(*cells, strict=True):
         if first is None or second is None or first[:2] != second[:2]:
-            return None  # they were asked other prompts
+            return None  # the runs were asked different prompts
         pair = intervals.discordant(first.right or (), second.right or (), first.samples)
         if pair is None:
             return None
@@ -176,7 +177,7 @@ def order(found: Sequence[Row], quantity: str) -> str:
         raise ValueError("rows of one seed each are not ranked")
     where = quantities.at(quantity)
     sign = -1 if where and where.is_share else 1
-    # A row without a value goes anywhere: `difference` names it.
+    # A row without a value may stand anywhere: `difference` raises an error that names it.
     ranked = sorted(found, key=lambda row: (sign * (measure(row, quantity).value or 0), row.title))
     text = ranked[0].title
     for one, other in itertools.pairwise(ranked):

@@ -61,15 +61,15 @@ class ExtendedRun:
         return self.run.study
 
     def read(self) -> dict[str, Any]:
-        """The run's record, with the encoding that the cell put on it."""
+        """Return the run's record, with the encoding that the cell put on it."""
         return self.run.read() | {"pe": self.record["cells"][self.cell]["pe"]}
 
     def metrics(self) -> pd.DataFrame:
-        """The metrics of the run's training."""
+        """Return the metrics of the run's training."""
         return self.run.metrics()
 
     def evaluation(self) -> dict[str, Any]:
-        """The cell in the form of evaluation.json."""
+        """Return the cell in the form of evaluation.json."""
         about = {name: value for name, value in self.record.items() if name != "cells"}
         return {**about, **self.record["cells"][self.cell]}
 
@@ -110,7 +110,7 @@ def extended(record: Mapping[str, Any], context_length: int) -> list[Extended]:
         reasons = {multiple: entry["reason"] for multiple, entry in sorted(by.items())}
         method, _, at = name.rpartition("@")
         factor: Factor | None = LENGTH if at == LENGTH else float(at)
-        if factor == 1 and "factor" not in cell["options"]:  # it has none
+        if factor == 1 and "factor" not in cell["options"]:  # the method has no factor
             factor = None
         cells.append(Extended(name, method, cell["pe"], factor, values, reasons))
     order = in_order(cell.method for cell in cells)
@@ -151,11 +151,9 @@ def table(run: RunLike, record: Mapping[str, Any]) -> str:
     multiples = sorted(base)
 
     def line(title: str, factor: Factor | None, values: Mapping[float, float | None]) -> list[str]:
-        perplexities = [values.get(m) for m in multiples]
-        texts = ["–" if v is None else quantities.perplexity(v, limit) for v in perplexities]
-        if factor is None or factor == LENGTH:
-            return [title, "–" if factor is None else "= length", *texts]
-        return [title, f"{factor:g}", *texts]
+        texts = [quantities.perplexity(values.get(m), limit) for m in multiples]
+        shown = "–" if factor is None else "= length" if factor == LENGTH else f"{factor:g}"
+        return [title, shown, *texts]
 
     lines = [
         line("as trained", None, base),

@@ -1,8 +1,8 @@
-"""Runs that began with another study's run, extended: before, without training, and trained on.
+"""Runs that extend another study's run: before the change, after it, and after more training.
 
-A run records what its change of encoding did by itself (``conversion`` in run.json): the weights it
-began with under their own encoding, and under its own before the first step. Its evaluation is the
-third of three rows that score the same targets. Imports no torch.
+``conversion`` in run.json has the perplexities of the weights that a run began with, under their
+old encoding and under the new one before the first step. The evaluation of the run is the third
+measurement. All three score the same targets. Imports no torch.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pe.results import quantities
-from pe.results.markdown import pipe
+from pe.results.markdown import linked, pipe
 from pe.results.measure import measure
 from pe.results.quantities import label
 from pe.results.rows import Row
@@ -45,7 +45,7 @@ def fine_tuned(rows: Sequence[Row]) -> list[FineTuned]:
             length = quantities.trained_length(row.runs)
             trained = {n: measure(row, f"ppl@{n / length:g}x").value for n in before}
             title = label(row.pe)
-            if row.pe == row.origin:  # another base, or nothing but longer windows
+            if row.pe == row.origin:  # only the base or the length of windows changed
                 title += " (control)" if row.label == CONTROL else f" ({row.label})"
             complete.append(FineTuned(row, title, before, extended, trained))
     titles = [one.title for one in complete]
@@ -70,7 +70,7 @@ def table(rows: Sequence[FineTuned], pages: Mapping[str, str]) -> str:
     limit = quantities.vocabulary(rows[0].row.runs[0])
 
     def texts(values: Mapping[int, float | None]) -> list[str]:
-        return ["–" if v is None else quantities.perplexity(v, limit) for v in values.values()]
+        return [quantities.perplexity(value, limit) for value in values.values()]
 
     before, first = rows[0].before, min(rows[0].before)
     lines = [
@@ -78,9 +78,8 @@ def table(rows: Sequence[FineTuned], pages: Mapping[str, str]) -> str:
         ["", f"cut to {first:,} tokens", *texts(dict.fromkeys(before, before[first]))],
     ]
     for row in rows:
-        page = pages.get(row.row.runs[0].name)
-        name = f"[{row.title}]({page})" if page else row.title
-        if row.row.label != CONTROL:  # whose change of encoding is none
+        name = linked(row.title, pages.get(row.row.runs[0].name))
+        if row.row.label != CONTROL:  # its encoding did not change
             lines.append([name, "extended", *texts(row.extended)])
             name = ""
         lines.append([name, "and trained on", *texts(row.trained)])

@@ -24,6 +24,11 @@ def pipe(heads: Sequence[str], lines: Sequence[Sequence[str]], left: int = 1) ->
     return str(tabulate(body, list(heads), tablefmt="pipe", disable_numparse=True, colalign=align))
 
 
+def linked(text: str, address: str | None) -> str:
+    """Write a link, or only the text if there is no address."""
+    return f"[{text}]({address})" if address else text
+
+
 def table(
     rows: Sequence[Row],
     columns: Sequence[str] = (),
@@ -34,25 +39,25 @@ def table(
     tokens: bool = False,
     verdicts: bool = False,
 ) -> str:
-    """Write a table with a line for each row, compared on the seeds that all rows have.
+    """Write a table with a line per row, compared on the seeds that all rows have.
 
-    Where some have more seeds, their means follow below, in italics. Two baselines come with
-    lengths beyond that of training: what a model that reads only the last tokens of a text reaches
-    (a line of perplexities, the same everywhere, for the targets are the same; in cells of shares a
-    second number, `pe.results.measure.cut`), and the `ceilings`, at the same tokens as the others.
+    Rows with more seeds follow below with their means, in italics. Lengths beyond that of training
+    come with two baselines. One is a model that reads only the last training length of a text
+    (`pe.results.measure.cut`): a line of perplexities, and a second number in cells of shares. The
+    other is the `ceilings`, at the same number of tokens.
 
     Args:
-        columns: quantities; ``ppl`` and the like stand for all lengths. Default: perplexities, and
-            those of `pe.results.quantities.COLUMNS` that any run has recorded.
+        columns: quantities. ``ppl`` or a task stands for all its lengths. Default: perplexities,
+            and those of `pe.results.quantities.COLUMNS` that any run has recorded.
         links: by a run's name, the address of its page.
-        base: a row to show differences to, instead of values; bold where they hold after Holm's
-            correction over the whole table, without the means that follow. Of several seeds where
-            all rows have them, else of the same prompts (with the p of McNemar's test) or windows:
-            that is about these runs alone.
-        each: a line for each seed by itself.
-        tokens: lengths in tokens, not in multiples of the training length.
-        verdicts: below a value beyond the training length, whether it is better or worse than what
-            the same model has with the text cut (`pe.results.measure.beside_cutting`).
+        base: show the differences to this row instead of values. They are over the common seeds if
+            there are several, else over the same prompts (with the p of McNemar's test) or windows,
+            and then they are about these runs alone. A difference is bold if it holds after Holm's
+            correction over the whole table, without the means in italics.
+        each: write a line per seed.
+        tokens: give lengths in tokens, not in multiples of the training length.
+        verdicts: say below a value beyond the training length whether it is better or worse than
+            the same model with the text cut (`pe.results.measure.beside_cutting`).
     """
     longer = [row.label for row in ceilings(rows)]
     runs = [run for row in rows if row.label not in longer for run in row.runs]
@@ -60,7 +65,7 @@ def table(
     names = expand(columns or ("ppl", *_recorded(runs)), runs)
     heads = ["run", "seeds", *quantities.titles(names, length if tokens else None)]
     first = next((name for name in names if name.startswith("ppl@")), None)
-    if first and columns == ():
+    if first and not columns:
         heads[2 + names.index(first)] = f"perplexity at {quantities.title(first)}"
     links = links or {}
     if base is not None:
@@ -69,7 +74,7 @@ def table(
     own = [row for row in shown if row.label not in longer]
 
     def line(row: Row) -> list[str]:
-        """A column is of the same tokens for all rows, whatever they were trained on."""
+        """Write a row. A column has the same number of tokens for all training lengths."""
         there = [quantities.rescaled(name, row.runs[0], length) for name in names]
         return [*_name(row, links), *(_cell(row, name, verdicts) for name in there)]
 
@@ -85,7 +90,7 @@ def table(
 
 def _with_more_seeds(rows: Sequence[Row], shown: Sequence[Row]) -> list[Row]:
     """Return the rows that have more seeds than are shown of them on the seeds of all rows."""
-    if len(rows) != len(shown):  # no seed is common to all, so each is shown by itself
+    if len(rows) != len(shown):  # no seed is common to all rows, so each seed has a line
         return []
     return [row for row, one in zip(rows, shown, strict=True) if len(row.runs) > len(one.runs)]
 
@@ -108,7 +113,9 @@ def _cell(row: Row, name: str, verdicts: bool) -> str:
     That is a word, or else, of a share of prompts, the other share.
     """
     text, where = write(measure(row, name), name, "<br>"), quantities.at(name)
-    if verdicts and text == GUESSING:  # which says enough, and is too long for a column
+    if (
+        verdicts and text == GUESSING
+    ):  # a verdict adds nothing, and the words are too long for a column
         return "worse than<br>guessing"
     if verdicts:
         word = beside_cutting(row, name, "<br>")
@@ -121,18 +128,15 @@ def _cell(row: Row, name: str, verdicts: bool) -> str:
 
 def _name(row: Row, links: Mapping[str, str]) -> list[str]:
     """Write the row's title and its seeds. Each seed links to the run's page if there is one."""
-    seeds = [
-        f"[{seed}]({links[run.name]})" if run.name in links else str(seed)
-        for seed, run in zip(row.seeds, row.runs, strict=True)
-    ]
-    return [row.title, ", ".join(seeds)]
+    pairs = zip(row.seeds, row.runs, strict=True)
+    return [row.title, ", ".join(linked(str(seed), links.get(run.name)) for seed, run in pairs)]
 
 
 def cropped(rows: Sequence[Row], names: Sequence[str]) -> list[str] | None:
-    """RoPE, or else the first row, when it reads only the last training length of a text.
+    """Return a line with the values of the base row if it reads only the last training length.
 
-    A perplexity is that at 1×, and a share is what `cut` leaves of it. None if no column is a
-    perplexity beyond the training length.
+    The base row is `pe.results.measure.cut_base`, and its values are those of `cut`. None if no
+    column is a perplexity beyond the training length.
     """
     row = cut_base(rows)
     if row is None:
@@ -206,7 +210,7 @@ def _gaps(
         line = _name(row.of(common_seeds([row, base])), links)
         for name in names:
             gap = gaps.get((row.label, name))
-            if gap and gap.over != kind:  # an interval over windows says nothing of seeds
+            if gap and gap.over != kind:  # an interval over windows does not apply to other seeds
                 gap = replace(gap, interval=None)
             line.append(gap_text(gap, (row.label, name) in bold) if gap else "–")
         lines.append(line)

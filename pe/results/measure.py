@@ -106,12 +106,12 @@ def recorded(row: Row, run: RunLike, quantity: str) -> float:
 
 
 def cut(row: Row, quantity: str) -> float | None:
-    """Return the value a row would have if it read only the last training length of a text.
+    """Return the value that a row would have if it read only the last training length of a text.
 
-    A perplexity of the same targets is that at 1x. A share of prompts is that at 1x times the share
-    of prompts whose numbers all lie in that last part: whose depth is at least 1 - 1/multiple. This
-    leaves out the tokens of needles behind that depth, of question and answer, and so is a little
-    too high.
+    A perplexity of the same targets is the one at 1x. A share of prompts is the one at 1x times the
+    share of prompts whose numbers all lie in that last part, at a depth of at least 1 - 1/multiple.
+    It is a little too high, because it leaves out the tokens of the question, of the answer and of
+    the needles after that depth.
 
     Returns:
         None below the training length, and where a value is missing.
@@ -139,11 +139,19 @@ def _uncut(row: Row, where: At) -> float | None:
     return statistics.fmean(depth >= 1 - 1 / where.multiple for depth in asked.depths)
 
 
+def write_cut(row: Row, quantity: str) -> str:
+    """Write `cut` of a row, or a dash."""
+    value = cut(row, quantity)
+    limit = quantities.vocabulary(row.runs[0])
+    return "–" if value is None else quantities.write(value, quantity, limit)
+
+
 def beyond_cut(row: Row, quantity: str) -> Interval | None:
     """Compare a row of one run with its texts cut to the training length (`cut`).
 
-    Of a perplexity: nats, with Student's interval over the windows, whose last tokens are the same.
-    Of a share: Newcombe's interval; that of the cut share is the interval at 1x, made smaller.
+    A perplexity is compared in nats, with Student's interval over the windows, whose last tokens
+    are the same. A share has Newcombe's interval. The interval of the cut share is the one at 1x,
+    times the share of prompts that lie in the cut text.
 
     Returns:
         None up to the training length, and where a value is missing.
@@ -165,8 +173,8 @@ def beyond_cut(row: Row, quantity: str) -> Interval | None:
 def beside_cutting(row: Row, quantity: str, between: str = ", ") -> str:
     """Return ``better`` or ``worse`` than with texts cut, or `UNDECIDED`.
 
-    One word where all runs of the row agree, else one for each seed, with ``between`` between them.
-    Empty without a value.
+    One word if all seeds of the row agree, else one per seed, joined by ``between``. Empty if a
+    value is missing.
     """
     where, words = quantities.at(quantity), []
     for one in row.each():
@@ -181,7 +189,7 @@ def beside_cutting(row: Row, quantity: str, between: str = ", ") -> str:
 
 
 def cut_base(found: Sequence[Row]) -> Row | None:
-    """The row that `cut` is shown of: RoPE, or else the first; of the shortest training length."""
+    """Return RoPE or else the first row, of those with the shortest training length."""
     shortest = quantities.trained_length(run for row in found for run in row.runs)
     own = [row for row in found if quantities.trained_length(row.runs) == shortest]
     return next((row for row in own if row.label == "rope"), own[0]) if own else None

@@ -139,7 +139,7 @@ def _near(record: Record, task: str) -> Interval | None:
 
 
 def more_than_cut(record: Record, variant: str, task: str) -> list[Difference | None]:
-    """Share found minus `cut_found` beyond the training length; of all those lengths together last.
+    """Subtract `cut_found` from the share found, at each length beyond training and at all.
 
     The interval is Newcombe's, of two unrelated shares. None where a share is missing.
     """
@@ -153,7 +153,7 @@ def more_than_cut(record: Record, variant: str, task: str) -> list[Difference | 
 
 
 def discordant(record: Record, variant: str, task: str) -> tuple[int, int] | None:
-    """Prompts beyond the training length that only the variant, and that only the cut text answers.
+    """Count the prompts beyond the training length that only the variant or only cutting answers.
 
     None where an answer is missing, and unless the untouched model answers every prompt of its
     training length: otherwise it is not known which prompts it would answer in the cut text.

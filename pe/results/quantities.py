@@ -1,4 +1,4 @@
-"""The quantities that are measured of a run, their place in the record, and how they are written.
+"""The quantities of a run: where its record has each, and how each is written.
 
     ppl@4x                     perplexity of the same target tokens behind 4 training lengths
     passkey@4x, multikey@4x ...   share of the prompts of that length that are wholly right
@@ -6,8 +6,8 @@
     c                          that temperature
     final_loss, mfu ...        a key of `QUANTITIES`: measured once per run
 
-A perplexity above the size of the vocabulary is worse than that of guessing; its digits say
-nothing, so it is written `GUESSING`. Imports no torch, but for `label`.
+A perplexity above the size of the vocabulary is worse than that of uniform guessing. Its digits
+mean nothing, so it is written as `GUESSING`. Only `label` imports torch.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Answers(NamedTuple):
     """A model's answers in one retrieval task at one length, by prompt or by depth."""
 
     depths: Sequence[float]
-    """The share of the text before the number, or before the earliest one that is asked for."""
+    """The share of the text before the number, or before the earliest number that is asked for."""
     samples: int
     """Prompts per depth."""
     right: Sequence[int] | None
@@ -93,10 +93,11 @@ class Quantity:
 
 
 def significant(value: float) -> str:
-    """Write three significant digits without an exponent: ``1,234``, ``45.6``."""
+    """Write at least three significant digits, without an exponent: ``1,234``, ``45.6``."""
     if not math.isfinite(value):
         return str(value)
-    digits = 2 - math.floor(math.log10(abs(value))) if value else 2
+    rounded = float(f"{value:.3g}")  # 9.996 is written as 10.0, with the digits of a ten
+    digits = 2 - math.floor(math.log10(abs(rounded))) if value else 2
     return f"{value:,.{max(digits, 0)}f}"
 
 
@@ -125,18 +126,17 @@ def share(value: float) -> str:
     return f"{100 * value:.0f}%"
 
 
-def perplexity(value: float, vocabulary: int) -> str:
-    """Write it as `significant` does, or `GUESSING` above the size of the vocabulary."""
+def perplexity(value: float | None, vocabulary: int) -> str:
+    """Write three digits, `GUESSING` above the size of the vocabulary, or – for None."""
+    if value is None:
+        return "–"
     if value > vocabulary:
         return GUESSING
     return "1" if value == 1 else significant(value)
 
 
 def label(pe: str) -> str:
-    """Return ``"RoPE + ALiBi"`` for ``"rope+alibi"``.
-
-    This loads torch, for the encodings' registry.
-    """
+    """Return ``"RoPE + ALiBi"`` for ``"rope+alibi"``. The registry of encodings imports torch."""
     from pe.encodings import about
 
     return about(pe).title
@@ -228,7 +228,7 @@ def tokens(run: RunLike, multiple: float) -> str:
 
 
 def trained_length(runs: Iterable[RunLike]) -> int:
-    """The shortest training length of these runs, in tokens; 0 of no runs."""
+    """Return the shortest training length of these runs, in tokens; 0 without runs."""
     return min((run.read()["recipe"]["context_length"] for run in runs), default=0)
 
 
@@ -283,7 +283,7 @@ def windows(run: RunLike, quantity: str) -> list[float]:
 
 
 def recorded_windows(run: RunLike, quantity: str) -> list[float] | None:
-    """`windows`, or None where they are not recorded."""
+    """Return the loss of each window in nats, for a perplexity; None if it is not recorded."""
     where = at(quantity)
     assert where is not None
     cell = part(run, where.tempered).get("perplexity", {}).get(tokens(run, where.multiple))

@@ -36,17 +36,17 @@ class Row:
 
     @property
     def pe(self) -> str:
-        """Its encoding."""
+        """The encoding of the runs."""
         return str(self.runs[0].read()["pe"])
 
     @property
     def converted(self) -> bool:
-        """Whether it started from a run with another encoding."""
+        """Whether the runs started from weights that were trained with another encoding."""
         return self.origin != self.pe
 
     @property
     def seeds(self) -> tuple[int, ...]:
-        """A seed is the initial weights of a run and the order of its text."""
+        """The seeds of the runs: each decides the initial weights and the order of the text."""
         return tuple(int(run.read()["seed"]) for run in self.runs)
 
     def of(self, seeds: Iterable[int]) -> Row:
@@ -60,7 +60,7 @@ class Row:
 
 
 def planned(study: str) -> bool:
-    """Whether the study has a YAML, whose names its rows have."""
+    """Return whether the study has a YAML, which names its rows."""
     try:
         study_file(study)
     except ValueError:
@@ -155,7 +155,7 @@ def _setting(recipe: Mapping[str, Any]) -> dict[str, Any]:
         if key not in (*NO_EFFECT, "seed")
         and not (key in NEW_FIELD_DEFAULTS and value == NEW_FIELD_DEFAULTS[key])
     }
-    if recipe.get("start_from"):  # of another seed, another run of the same encoding
+    if recipe.get("start_from"):  # each seed starts from another run of the same encoding
         recipe["start_from"] = _encoding_of(recipe["start_from"])
     return recipe
 
@@ -198,7 +198,7 @@ def titled(recipes: Sequence[Mapping[str, Any]]) -> list[str]:
         rivals = [r for r, other in zip(settings, titles, strict=True) if other == title]
         differs = [k for k in own if any(r.get(k) != own[k] for r in rivals)]
         if "learning_rate" in differs and "min_learning_rate" in differs:
-            differs.remove("min_learning_rate")  # it follows the other
+            differs.remove("min_learning_rate")  # it is a fraction of the peak
         texts = [f"{own[k]:g}" if isinstance(own[k], float) else str(own[k]) for k in differs]
         more = ", ".join(map(" ".join, zip(differs, texts, strict=True)))
         result.append(f"{title} ({more})" if more else title)
@@ -208,7 +208,9 @@ def titled(recipes: Sequence[Mapping[str, Any]]) -> list[str]:
 def named(recipe: Mapping[str, Any]) -> tuple[str, str]:
     """Return a run's title for readers, and the encoding that it was trained with first."""
     origin, title = recipe["pe"], label(recipe["pe"])
-    if recipe.get("start_from") and recipe.get("start_state") != "all":  # that is a branch
+    if (
+        recipe.get("start_from") and recipe.get("start_state") != "all"
+    ):  # else it is a branch of the same training
         origin = _encoding_of(recipe["start_from"])
         step = f"{recipe.get('start_step', 0):,}"
         change = f"dropped at {step}" if recipe["pe"] == "nope" else f"as {title} at {step}"

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pe.results import quantities
-from pe.results.markdown import pipe
+from pe.results.markdown import linked, pipe
 from pe.results.quantities import NOT_EVALUATED, RunLike, label
 from pe.results.rows import Row
 
@@ -94,9 +94,7 @@ def table(runs: Sequence[RunLike], links: Mapping[str, str] | None = None) -> st
         for run in sweep.runs:
             rate, multiple = setting(run)
             best = run is sweep.best
-            name = label(sweep.pe)
-            if links and run.name in links:
-                name = f"[{name}]({links[run.name]})"
+            name = linked(label(sweep.pe), (links or {}).get(run.name))
             shown = f"**{loss(run):.3f}**" if best else f"{loss(run):.3f}"
             note = f" ({sweep.edge} rate)" if best and sweep.edge else ""
             perplexities = [quantities.value(run, f"ppl@{at}")[0] for at in multiples]

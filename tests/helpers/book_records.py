@@ -31,7 +31,7 @@ def committed() -> Any:
 
 
 def recipe(pe: str, seed: int, **changes: Any) -> dict[str, Any]:
-    """The fields of a recipe that tables, figures and the book look at."""
+    """Return the fields of a recipe that tables, figures and the book look at."""
     values = {
         "name": "demo", "pe": pe, "pe_options": {}, "seed": seed, "hidden_size": 64,
         "num_hidden_layers": 2, "num_attention_heads": 4, "context_length": 256, "steps": 100,
@@ -42,7 +42,7 @@ def recipe(pe: str, seed: int, **changes: Any) -> dict[str, Any]:
 
 
 def record(study: str, pe: str, seed: int, **changes: Any) -> dict[str, Any]:
-    """A complete run's record."""
+    """Return the record of a complete run."""
     name = f"{pe.replace('+', '_')}-s{seed}-{abs(hash_of(pe)) % 16**8:08x}"
     values = {
         "schema": 1, "study": study, "run": name, "status": "complete", "reason": None, "pe": pe,
@@ -66,7 +66,7 @@ def record(study: str, pe: str, seed: int, **changes: Any) -> dict[str, Any]:
 
 
 def hash_of(text: str) -> int:
-    """A hash that does not change between processes."""
+    """Return a hash that does not change between processes."""
     value = 5381
     for letter in text.encode():
         value = value * 33 + letter
@@ -74,7 +74,7 @@ def hash_of(text: str) -> int:
 
 
 def evaluation(pe: str, scale: float = 1.0) -> dict[str, Any]:
-    """An evaluation with the perplexities of `PERPLEXITY`, others as RoPE, times ``scale``."""
+    """Return an evaluation with `PERPLEXITY` times ``scale``, for others that of RoPE."""
     numbers = PERPLEXITY.get(pe, PERPLEXITY["rope"])
     table = {}
     for length, value in zip((256, 512, 1024, 2048), numbers, strict=True):
@@ -101,7 +101,7 @@ def evaluation(pe: str, scale: float = 1.0) -> dict[str, Any]:
 
 
 def lines(markdown: str) -> list[list[str]]:
-    """The cells of a pipe table, its heads first and without the rule below them."""
+    """Return the cells of a pipe table, its heads first, without the rule below them."""
     found = [line.strip().strip("|").split("|") for line in markdown.splitlines() if "|" in line]
     cells = [[cell.strip() for cell in line] for line in found]
     return [cells[0], *cells[2:]]
@@ -128,7 +128,7 @@ def write(
 
 
 def notebook(pe: str) -> dict[str, Any]:
-    """An executed notebook as papermill leaves it, with the output of a progress display."""
+    """Return an executed notebook as papermill leaves it, with the output of a progress display."""
     return {
         "cells": [
             {"cell_type": "markdown", "id": "a", "metadata": {}, "source": "# Train\n\nText."},

@@ -57,12 +57,12 @@ Caption.
 """
 
 
-def copy_without_symlinks(target: Path, parts: tuple[str, ...] = PARTS) -> Path:
+def copy_without_symlinks(target: Path) -> None:
     """Copy what the book is made of, leaving out everything that is made by building or running.
 
     What Python has compiled comes along, with the times by which it knows that it is up to date.
     """
-    for part in parts:
+    for part in PARTS:
         source = ROOT / part
         if not source.is_dir():
             shutil.copyfile(source, target / part)
@@ -82,11 +82,10 @@ def copy_without_symlinks(target: Path, parts: tuple[str, ...] = PARTS) -> Path:
                     copy.write_text(os.readlink(path))
                 else:
                     shutil.copy2(path, copy)
-    return target
 
 
 def small_tree(target: Path) -> Path:
-    """A configuration, two pages and no pictures to draw; the checkout's own code builds it."""
+    """Write a configuration and two pages without pictures, for the checkout's code to build."""
     for name in ("_config.yml", "book/logo.svg", "book/references.bib", "book/_toc.yml"):
         (target / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(ROOT / name, target / name)
@@ -135,7 +134,7 @@ def build_small(tree: Path, strict: bool = True) -> Built:
 
 
 def build(tree: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    """`jupyter-book build book` at the root of a tree, exactly as a reader types it."""
+    """Run `jupyter-book build book` at the root of a tree, exactly as a reader types it."""
     environment = {key: value for key, value in os.environ.items() if key != "PE_RUNS"}
     environment |= {"PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1", "NO_COLOR": "1"}
     environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
@@ -165,7 +164,7 @@ def whole_site(shared: Path) -> tuple[Path, int, str]:
 
 
 def text(page: Path) -> str:
-    """A page's words, spaces collapsed."""
+    """Return the words of a page with single spaces."""
     from bs4 import BeautifulSoup
 
     soup = BeautifulSoup(page.read_text("utf-8"), "html.parser")
@@ -174,7 +173,7 @@ def text(page: Path) -> str:
 
 
 def listed() -> list[str]:
-    """Every file that the table of contents names."""
+    """Return every file that the table of contents names."""
     import yaml
 
     toc = yaml.safe_load((ROOT / "_toc.yml").read_text())

@@ -12,33 +12,28 @@ from pe.encodings.core import forms
 
 
 def apart(q_positions: Tensor, k_positions: Tensor) -> Tensor:
-    """Distances, float32, (1 or B, 1, Tq, Tk)."""
+    """Return distances, float32, (1 or B, 1, Tq, Tk)."""
     distance = (q_positions[..., :, None] - k_positions[..., None, :]).float()
     return distance[None, None] if distance.dim() == 2 else distance[:, None]
 
 
 def turned(x: Tensor, angle: Tensor) -> Tensor:
-    """The halves of the channels turned against each other; the angle broadcasts to (..., D/2)."""
+    """Rotate channel i with channel i + D/2 by an angle that broadcasts to (..., D/2)."""
     a, b = x.chunk(2, dim=-1)
     cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
     return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
 
 
 def as_angle(positions: Tensor) -> Tensor:
-    """Positions (T,) or (B, T) -> (1 or B, 1, T, 1)."""
+    """Reshape positions (T,) or (B, T) to (1 or B, 1, T, 1)."""
     return positions[None, None, :, None] if positions.dim() == 1 else positions[:, None, :, None]
 
 
 class Slope(Encoding):
-    """What most of the others are made from; right as it is."""
+    """A correct linear bias, which most of the others change."""
 
     def bias(
-        self,
-        q: Tensor,
-        k: Tensor,
-        q_positions: Tensor,
-        k_positions: Tensor,
-        state: Tensor | None = None,
+        self, q: Tensor, k: Tensor, q_positions: Tensor, k_positions: Tensor, state: Any = None
     ) -> Tensor:
         return self.slope(q, k, apart(q_positions, k_positions))
 
@@ -47,24 +42,19 @@ class Slope(Encoding):
 
 
 class Form(Slope):
-    """Tells kernels of another slope than its matrix has."""
+    """Gives kernels another slope than its matrix has."""
 
     def bias_form(self, length: int, device: torch.device, state: Tensor | None) -> forms.Form:
         return forms.by_distance(torch.arange(length, device=device)[None].expand(4, -1) * -0.26)
 
 
 class Turn(Encoding):
-    """A rotation by one frequency; right as it is."""
+    """A correct rotation by one frequency."""
 
     rotates = True
 
     def rotate(
-        self,
-        q: Tensor,
-        k: Tensor,
-        q_positions: Tensor,
-        k_positions: Tensor,
-        tables: Any = None,
+        self, q: Tensor, k: Tensor, q_positions: Tensor, k_positions: Tensor, tables: Any = None
     ) -> tuple[Tensor, Tensor]:
         return self.turn(q, q_positions), self.turn(k, k_positions)
 
@@ -73,7 +63,7 @@ class Turn(Encoding):
 
 
 class Contract(Turn):
-    """Says that it does not rotate."""
+    """Declares that it does not rotate, and rotates."""
 
     rotates = False
 
@@ -86,7 +76,7 @@ class HalfBias(Slope):
 
 
 class Embeds(Encoding):
-    """Changes the embeddings and does not say so."""
+    """Changes the embeddings and does not declare it."""
 
     relative = False
 
@@ -98,12 +88,7 @@ class Shift(Slope):
     """Calls itself relative and looks at the query's position."""
 
     def bias(
-        self,
-        q: Tensor,
-        k: Tensor,
-        q_positions: Tensor,
-        k_positions: Tensor,
-        state: Tensor | None = None,
+        self, q: Tensor, k: Tensor, q_positions: Tensor, k_positions: Tensor, state: Any = None
     ) -> Tensor:
         return -apart(q_positions, k_positions) / (1 + apart(q_positions, k_positions[..., :1] * 0))
 
@@ -124,7 +109,7 @@ class Heads(Slope):
 
 
 class Time(Turn):
-    """Takes the axis of heads for that of time."""
+    """Uses the axis of heads as the axis of positions."""
 
     def turn(self, x: Tensor, positions: Tensor) -> Tensor:
         heads = torch.arange(x.shape[1])
@@ -132,15 +117,10 @@ class Time(Turn):
 
 
 class Rows(Slope):
-    """Gives all rows the positions of the first."""
+    """Gives all sequences the positions of the first one."""
 
     def bias(
-        self,
-        q: Tensor,
-        k: Tensor,
-        q_positions: Tensor,
-        k_positions: Tensor,
-        state: Tensor | None = None,
+        self, q: Tensor, k: Tensor, q_positions: Tensor, k_positions: Tensor, state: Any = None
     ) -> Tensor:
         if q_positions.dim() == 2:
             q_positions, k_positions = q_positions[0] * 2, k_positions[0]
@@ -160,26 +140,16 @@ class Decode(Slope):
     """Counts queries from 0, as if they were always all there."""
 
     def bias(
-        self,
-        q: Tensor,
-        k: Tensor,
-        q_positions: Tensor,
-        k_positions: Tensor,
-        state: Tensor | None = None,
+        self, q: Tensor, k: Tensor, q_positions: Tensor, k_positions: Tensor, state: Any = None
     ) -> Tensor:
         return -0.25 * apart(torch.arange(q.shape[2]), torch.arange(k.shape[2])).abs()
 
 
 class Cache(Turn):
-    """Turns by an angle that depends on the length, and does not say so."""
+    """Rotates by an angle that depends on the length, and does not declare it."""
 
     def rotate(
-        self,
-        q: Tensor,
-        k: Tensor,
-        q_positions: Tensor,
-        k_positions: Tensor,
-        tables: Any = None,
+        self, q: Tensor, k: Tensor, q_positions: Tensor, k_positions: Tensor, tables: Any = None
     ) -> tuple[Tensor, Tensor]:
         longest = as_angle(k_positions.amax(-1, keepdim=True)).double()
         speed = 1 / (10 + longest)
@@ -190,7 +160,7 @@ class Cache(Turn):
 
 
 class Padding(Slope):
-    """Takes the width of the batch for the length of the row."""
+    """Uses the width of the batch as the length of each sequence."""
 
     length_dependent = True
 
@@ -199,7 +169,7 @@ class Padding(Slope):
 
 
 class Holes(Slope):
-    """Counts the keys between, hidden ones among them."""
+    """Counts the keys between query and key, hidden ones included."""
 
     content_dependent = True
 
@@ -209,13 +179,13 @@ class Holes(Slope):
 
 
 class Documents(Cache):
-    """Takes the longest document of a sequence for all of them."""
+    """Uses the length of the longest document for all documents of a sequence."""
 
     length_dependent = True
 
 
 class Blind(Slope):
-    """Divides by how many keys a query sees."""
+    """Divides by the number of keys that a query sees."""
 
     def masked_bias(
         self,
@@ -231,7 +201,7 @@ class Blind(Slope):
 
 
 class Memory(Slope):
-    """Remembers the longest text."""
+    """Remembers the longest sequence of earlier calls."""
 
     longest = 1
 
@@ -255,7 +225,7 @@ class SinglePrecision(Turn):
 
 
 class Autocast(Slope):
-    """Multiplies where autocast rounds."""
+    """Computes a bias by a matrix product, which autocast rounds."""
 
     def slope(self, q: Tensor, k: Tensor, distance: Tensor) -> Tensor:
         return (distance @ torch.full((distance.shape[-1],) * 2, 0.3)).float()
@@ -321,7 +291,7 @@ class Base(FrequencyTransform):
 
 
 class Gradients(Slope):
-    """Takes a root whose slope at 0 is infinite."""
+    """Takes a square root, whose derivative at 0 is infinite."""
 
     content_dependent = True
 
@@ -356,7 +326,7 @@ class Formula(Slope):
 
 
 class Mixed(Slope):
-    """Right: a learned frequency in float64, and a slope in float32 that each query asks for."""
+    """Correct: a learned frequency in float64, and a slope in float32 that depends on the query."""
 
     rotates = content_dependent = True
 
@@ -396,18 +366,13 @@ class Unseen(Encoding):
         return query - key < 4
 
     def bias(
-        self,
-        q: Tensor,
-        k: Tensor,
-        q_positions: Tensor,
-        k_positions: Tensor,
-        state: Tensor | None = None,
+        self, q: Tensor, k: Tensor, q_positions: Tensor, k_positions: Tensor, state: Any = None
     ) -> Tensor:
         return (k - k.mean(-2, keepdim=True)).float().square().mean((1, 3))[:, None, None]
 
 
 class Crash(Slope):
-    """Raises what nobody expects."""
+    """Raises an exception that no law expects."""
 
     def slope(self, q: Tensor, k: Tensor, distance: Tensor) -> Tensor:
         raise KeyError("slope")

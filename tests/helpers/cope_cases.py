@@ -13,7 +13,7 @@ from pe.encodings.cope import CoPE
 
 
 def made(width: int, npos: int, divide: bool = True, seed: int = 0) -> CoPE:
-    """CoPE with a table that matters."""
+    """Return CoPE with a table of large values."""
     enc = CoPE(width, npos=npos, divide=divide)
     generator = torch.Generator().manual_seed(seed + 1)
     with torch.no_grad():

@@ -91,7 +91,7 @@ def in_a_run(enc: Encoding) -> tuple[Any, ...]:
 
 
 def stepwise(model: PEForCausalLM, ids: Tensor, chunks: list[int], **more: Any) -> Tensor:
-    """Logits of all tokens, fed in chunks through one cache."""
+    """Return the logits of all tokens, fed in chunks through one cache."""
     cache, logits, start = DynamicCache(), [], 0
     mask = more.pop("attention_mask", None)
     for size in chunks:

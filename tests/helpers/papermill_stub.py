@@ -68,12 +68,12 @@ def write_stub(path: Path, body: str, mark: dict[str, Any] | None = None) -> Pat
 
 
 def papermill(*words: object) -> list[str]:
-    """The command, without relying on a program on PATH."""
+    """Return the command, without relying on a program on PATH."""
     return [sys.executable, "-m", "papermill", *map(str, words)]
 
 
 def environment(runs: Path, **more: str) -> dict[str, str]:
-    """An environment whose records go to ``runs``."""
+    """Return an environment whose records go to ``runs``."""
     return os.environ | {"PE_RUNS": str(runs), "OMP_NUM_THREADS": "1"} | more
 
 
@@ -86,6 +86,6 @@ def run(*words: object, runs: Path, **options: Any) -> subprocess.CompletedProce
 
 
 def folder(runs: Path) -> Path:
-    """The one run below ``runs``."""
+    """Return the one run below ``runs``."""
     (found,) = runs.glob("*/*")
     return found

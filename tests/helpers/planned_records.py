@@ -15,14 +15,14 @@ from pe.study.planned import Planned
 
 
 def carry_out(root: Path, study: str, labels: list[str] | None = None) -> dict[str, Run]:
-    """A record for each planned run of the first seed, or for those named, by label."""
+    """Write a record for each planned run of the first seed, or for those named, by label."""
     plan = [p for p in load_plan(study) if labels is None or p.label in labels]
     plan = [p for p in plan if p.recipe.seed == plan[0].recipe.seed]
     return {p.label: write(root, study, p, place) for place, p in enumerate(plan)}
 
 
 def write(root: Path, study: str, planned: Planned, place: int = 0) -> Run:
-    """One record; the later its place, the higher are its losses."""
+    """Write one record. Its losses rise with its place."""
     recipe = planned.recipe
     run = Run(root / study / planned.name)
     tokens = recipe.steps * recipe.batch_size * recipe.context_length
@@ -55,7 +55,7 @@ def write(root: Path, study: str, planned: Planned, place: int = 0) -> Run:
 
 
 def _measures(planned: Planned, loss: float, gain: float) -> dict[str, Any]:
-    """Losses that grow with the length beyond that of training, and answers that get fewer."""
+    """Return losses that grow and answers that get fewer beyond the training length."""
     recipe, noise = planned.recipe, np.random.default_rng(len(planned.label))
     perplexity, count = {}, recipe.retrieval_samples * 11
     tasks: dict[str, dict[str, Any]] = {task: {} for task in recipe.retrieval_tasks}

@@ -19,7 +19,7 @@ SHORT = "out of memory at batch 4 (32.00 GiB more asked for)"
 
 
 def row(system: str, length: int, rate: float | None, **changes: Any) -> dict[str, Any]:
-    """A cell that was measured, or not where there is no rate."""
+    """Return a cell; without a rate it could not be measured."""
     there = rate is not None
     values = {
         "system": system, "mode": "train", "length": length, "batch": 65536 // length,
@@ -48,7 +48,7 @@ def session(**changes: Any) -> dict[str, Any]:
 
 
 def record(**changes: Any) -> dict[str, Any]:
-    """Training at 1,024 and 16,384 tokens, FIRE out of memory at the longer one."""
+    """Return a record of training at two lengths, with FIRE out of memory at the longer one."""
     cells = []
     for place, (length, rate) in enumerate(NOPE.items()):
         cells.append(row("nope", length, rate))
@@ -71,5 +71,5 @@ def record(**changes: Any) -> dict[str, Any]:
 
 
 def squeezed(text: str) -> str:
-    """A table without the spaces that align its columns."""
+    """Remove the spaces that align the columns of a table."""
     return re.sub(" +", " ", text)

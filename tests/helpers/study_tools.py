@@ -34,7 +34,7 @@ BRANCHING: dict[str, Any] = {"rope": {"pe": "rope", "branches": ["1/4", "1/2"]}}
 
 
 def write(folder: Path, runs: dict[str, Any], **more: Any) -> str:
-    """A study file with these runs, and a corpus beside it; ``more`` are recipe fields."""
+    """Write a study file with these runs, and a corpus beside it; ``more`` are recipe fields."""
     corpus = write_corpus(folder / "corpus")
     content = {"recipe": "demo", "set": SMALL | {"corpus": str(corpus)} | more, "runs": runs}
     path = folder / "small.yaml"
@@ -51,14 +51,14 @@ def trained_steps(run: Run) -> list[int]:
 
 
 def carry_out(plan: list[Planned]) -> None:
-    """As a worker would, one after the other."""
+    """Train the runs one after the other, as a worker does."""
     for planned in plan:
         pe.evaluate(pe.train(planned.run(), quiet=True), quiet=True)
         assert planned.done()
 
 
 def lose_weights(root: Path) -> None:
-    """As a clone has it: records, and no weights."""
+    """Delete the weights, so that only records are left, as in a clone."""
     for folder in [*root.glob("*/*/checkpoint"), *root.glob("*/*/checkpoints")]:
         shutil.rmtree(folder)
 

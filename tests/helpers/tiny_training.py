@@ -22,7 +22,7 @@ WORDS = "the cat sat on a mat and one dog ran to her old red house by night".spl
 
 
 def text(characters: int, seed: int) -> str:
-    """Words in a random order."""
+    """Return words in a random order."""
     draw = random.Random(seed)
     found = ""
     while len(found) < characters:
@@ -31,7 +31,7 @@ def text(characters: int, seed: int) -> str:
 
 
 def write_corpus(directory: Path, train: int = 1210, held_out: int = 400) -> Path:
-    """A folder of three .txt files, one a split. A byte is about one token."""
+    """Write a folder of three .txt files, one per split. A byte is about one token."""
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "train.txt").write_text(text(train, 1))
     (directory / "validation.txt").write_text(text(held_out, 2))
@@ -40,7 +40,7 @@ def write_corpus(directory: Path, train: int = 1210, held_out: int = 400) -> Pat
 
 
 def tiny(corpus: Path, **changes: Any) -> Recipe:
-    """24 steps of 4 x 16 tokens; an epoch ends inside step 15."""
+    """Return a recipe of 24 steps of 4 x 16 tokens, with the end of an epoch inside step 15."""
     values: dict[str, Any] = {
         "name": "test", "pe": "rope", "corpus": str(corpus), "vocab_size": 264, "hidden_size": 32,
         "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1,
@@ -65,7 +65,7 @@ class Crash(RuntimeError):
 
 
 def with_step(step: Callable[[Any, Any, Callable[[Any], Any]], Any]) -> Any:
-    """A trainer whose steps are ``step(trainer, batch, usual_step)``."""
+    """Return a trainer whose steps are ``step(trainer, batch, usual_step)``."""
     from pe.training.loop import Trainer
 
     class Changed(Trainer):
@@ -76,7 +76,7 @@ def with_step(step: Callable[[Any, Any, Callable[[Any], Any]], Any]) -> Any:
 
 
 def dying_after(steps: int) -> Any:
-    """A trainer that does so many steps and crashes in the next one."""
+    """Return a trainer that crashes after this number of steps."""
     done = 0
 
     def step(trainer: Any, batch: Any, usual: Callable[[Any], Any]) -> Any:
@@ -90,7 +90,7 @@ def dying_after(steps: int) -> Any:
 
 
 def killed_after(run: Run, steps: int) -> None:
-    """Train for so many steps and crash."""
+    """Train for this number of steps and crash."""
     from pe.training.train import train
 
     with contextlib.suppress(Crash):
@@ -99,7 +99,7 @@ def killed_after(run: Run, steps: int) -> None:
 
 
 def spoiled(at: int, value: float) -> Any:
-    """A trainer that multiplies the loss of its step number ``at`` by ``value``."""
+    """Return a trainer that multiplies the loss of step number ``at`` by ``value``."""
     calls = 0
 
     def step(trainer: Any, batch: Any, usual: Callable[[Any], Any]) -> Any:
@@ -112,7 +112,7 @@ def spoiled(at: int, value: float) -> Any:
 
 
 def weights(run: Run) -> dict[str, torch.Tensor]:
-    """Every tensor of the trained model by name."""
+    """Return every tensor of the trained model by name."""
     from safetensors.torch import load_file
 
     found: dict[str, torch.Tensor] = load_file(run.checkpoint / "model.safetensors")
@@ -120,7 +120,7 @@ def weights(run: Run) -> dict[str, torch.Tensor]:
 
 
 def assert_same_weights(a: Run, b: Run) -> None:
-    """Bitwise."""
+    """Compare all weights of two runs bit by bit."""
     first, second = weights(a), weights(b)
     assert first.keys() == second.keys()
     for name in first:
@@ -128,7 +128,7 @@ def assert_same_weights(a: Run, b: Run) -> None:
 
 
 def lines(run: Run) -> list[tuple[int, str, float]]:
-    """(step, which loss, loss) of every line of metrics.jsonl, in order."""
+    """Return (step, kind of loss, loss) of every line of metrics.jsonl, in order."""
     found = []
     for line in run.metric_lines():
         key = "loss" if "loss" in line else "validation_loss"
@@ -164,7 +164,7 @@ def _child(
 
 
 def wait_for_signal_at(last: int) -> Any:
-    """A trainer whose steps take 30 ms, and well after ``last`` wait for the parent's signal."""
+    """Return a trainer with steps of 30 ms, which waits for a signal soon after step ``last``."""
 
     def slowly(trainer: Any, batch: Any, usual: Callable[[Any], Any]) -> Any:
         time.sleep(0.03 if trainer.state.step < last + 3 else 20.0)
@@ -208,7 +208,7 @@ class TrainingProcess:
         raise AssertionError(f"step {step} never came:\n{self.output()}")
 
     def end(self) -> int:
-        """Wait; returns the exit code, negative for a signal."""
+        """Wait for the end and return the exit code, negative for a signal."""
         self.process.join(120)
         if self.process.exitcode is None:
             self.process.kill()
@@ -216,7 +216,7 @@ class TrainingProcess:
         return self.process.exitcode
 
     def output(self) -> str:
-        """Standard output and error."""
+        """Return what the process wrote to standard output and error."""
         return self.log.read_text() if self.log.exists() else ""
 
 
@@ -255,21 +255,21 @@ class ProcessOfARun:
 
     @property
     def returncode(self) -> int | None:
-        """As Popen has it."""
+        """The exit code, as of a Popen; None while it runs."""
         return self.process.exitcode
 
     def poll(self) -> int | None:
-        """The exit code, or None while it runs."""
+        """Return the exit code, or None while it runs."""
         return self.process.exitcode
 
     def wait(self) -> None:
-        """Until it has ended."""
+        """Wait until it has ended."""
         self.process.join()
 
     def send_signal(self, number: int) -> None:
-        """To this process."""
+        """Send a signal to this process."""
         os.kill(self.pid or 0, number)
 
     def kill(self) -> None:
-        """At once."""
+        """Kill this process."""
         self.process.kill()

@@ -1,24 +1,17 @@
 """The book's explanatory pictures: each is computed, none is drawn from memory.
 
-One file a page or a family. A picture is two functions: one returns numbers, from `pe.encodings`
-wherever the encoding exists there, and tests hold those numbers to what the pages say; the other
-draws them. A file's `PICTURES` maps the names that the `{picture}` directive uses to the drawing
-functions.
+One file per page or per family. A picture has two functions. One returns numbers, computed by
+`pe.encodings` wherever the encoding exists there, and tests compare these numbers with what the
+pages say. The other draws them, and `pictures.common.picture` gives it the name that the
+`{picture}` directive uses.
 
 Shapes: T positions, d head dimension, P = d/2 pairs of a rotation.
 """
 
-from __future__ import annotations
-
 import importlib
 import pkgutil
-from collections.abc import Callable
 
-from matplotlib.figure import Figure
+from pictures.common import PICTURES as PICTURES
 
-PICTURES: dict[str, Callable[[], Figure]] = {}
 for _module in pkgutil.iter_modules(__path__):
-    _found = getattr(importlib.import_module(f"pictures.{_module.name}"), "PICTURES", {})
-    for _name in _found.keys() & PICTURES.keys():
-        raise ValueError(f"two pictures are called {_name!r}")
-    PICTURES |= _found
+    importlib.import_module(f"pictures.{_module.name}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,7 +12,7 @@ from torch import Tensor
 import pe
 from pe import figures
 from pe.encodings.core.additive import Additive
-from pictures.common import canvas
+from pictures.common import canvas, picture
 
 
 def vectors(name: str, hidden: int, positions: Tensor, **options: Any) -> Tensor:
@@ -56,6 +55,7 @@ def product_numbers(hidden: int = 128, length: int = 512) -> dict[str, Tensor]:
     return found
 
 
+@picture("sinusoidal-table")
 def draw_sinusoidal() -> Figure:
     figure, axes = canvas(columns=2)
     left, right = axes[0]
@@ -81,6 +81,7 @@ def sinonly_numbers(hidden: int = 128, reach: int = 60) -> dict[int, Tensor]:
     return found
 
 
+@picture("sinonly-table")
 def draw_sinonly() -> Figure:
     figure, axes = canvas(columns=2)
     left, right = axes[0]
@@ -100,6 +101,7 @@ def draw_sinonly() -> Figure:
 # ---------------------------------------------------------------- learned
 
 
+@picture("learned-start")
 def draw_learned() -> Figure:
     figure, axes = canvas()
     ax, length = axes[0, 0], 256
@@ -141,10 +143,12 @@ def _draw_digits(name: str, shown: int, most: float, columns: int) -> Figure:
     return figure
 
 
+@picture("binary-digits")
 def draw_binary() -> Figure:
     return _draw_digits("binary", 128, 1, 8)
 
 
+@picture("decimal-digits")
 def draw_decimal() -> Figure:
     return _draw_digits("decimal", 128, 9, 4)
 
@@ -188,6 +192,7 @@ def gap_numbers(most: int = 4096, reach: int = 64) -> dict[int, Tensor]:
     return found
 
 
+@picture("randomized-draws")
 def draw_randomized() -> Figure:
     figure, axes = canvas(columns=2)
     left, right = axes[0]
@@ -208,13 +213,3 @@ def draw_randomized() -> Figure:
               ylim=(1e-3, 1.5))  # fmt: skip
     right.legend(fontsize=8)
     return figure
-
-
-PICTURES: dict[str, Callable[[], Figure]] = {
-    "sinusoidal-table": draw_sinusoidal,
-    "sinonly-table": draw_sinonly,
-    "learned-start": draw_learned,
-    "binary-digits": draw_binary,
-    "decimal-digits": draw_decimal,
-    "randomized-draws": draw_randomized,
-}

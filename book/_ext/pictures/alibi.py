@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
 from matplotlib.figure import Figure
@@ -11,7 +10,7 @@ from torch import Tensor
 
 from pe import figures
 from pictures.biases import HEADS, distance_bias
-from pictures.common import canvas
+from pictures.common import canvas, picture
 
 
 def reach_numbers(length: int = 2048) -> Tensor:
@@ -20,6 +19,7 @@ def reach_numbers(length: int = 2048) -> Tensor:
     return bias.softmax(dim=-1).cumsum(dim=-1)
 
 
+@picture("alibi-slopes")
 def draw_alibi_slopes() -> Figure:
     figure, axes = canvas(columns=2)
     left, right = axes[0]
@@ -72,6 +72,7 @@ def early_numbers(window: int = 32, longest: int = 2048) -> dict[str, Tensor]:
     }
 
 
+@picture("alibi-early")
 def draw_alibi_early() -> Figure:
     numbers = early_numbers()
     figure, axes = canvas()
@@ -90,9 +91,3 @@ def draw_alibi_early() -> Figure:
     ax.minorticks_off()
     ax.legend(fontsize=8)
     return figure
-
-
-PICTURES: dict[str, Callable[[], Figure]] = {
-    "alibi-slopes": draw_alibi_slopes,
-    "alibi-early": draw_alibi_early,
-}

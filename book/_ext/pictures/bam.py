@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
 from pe import figures
 from pe.encodings.bam import BAM
-from pictures.common import canvas
+from pictures.common import canvas, picture
 
 SHAPES = ((0.5, "--"), (1.0, "-"), (2.0, ":"))
 
@@ -21,6 +19,7 @@ def bias_numbers(beta: float, alpha: float, length: int) -> Tensor:
         return BAM(1, alpha=alpha, beta=beta).double().distance_bias(torch.arange(length))[0]
 
 
+@picture("bam-shapes")
 def draw_bam_shapes() -> Figure:
     figure, axes = canvas(columns=2)
     left, right = axes[0]
@@ -39,6 +38,3 @@ def draw_bam_shapes() -> Figure:
     right.set(xlabel="distance", ylabel="factor on the weight")
     right.legend(fontsize=8)
     return figure
-
-
-PICTURES: dict[str, Callable[[], Figure]] = {"bam-shapes": draw_bam_shapes}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,7 +11,7 @@ from torch import Tensor
 import pe
 from pe import figures
 from pe.encodings.core.distance import DistanceBias
-from pictures.common import canvas, randn
+from pictures.common import canvas, picture, randn
 
 HEADS, LENGTH = 8, 512
 NAMES = ("nope", "alibi", "t5", "kerple_log", "kerple_power", "sandwich", "fire", "fox")
@@ -44,6 +43,7 @@ def last_row(name: str) -> Tensor:
     return torch.zeros(HEADS, LENGTH) if bias is None else bias[0, :, 0].flip(-1)
 
 
+@picture("bias-shapes")
 def draw_bias_shapes() -> Figure:
     figure, axes = canvas(columns=4, rows=2, height=4.4)
     for ax, name in zip(axes.flat, NAMES, strict=True):
@@ -58,6 +58,3 @@ def draw_bias_shapes() -> Figure:
     figure.supxlabel("distance", fontsize=10)
     figure.supylabel("bias", fontsize=10)
     return figure
-
-
-PICTURES: dict[str, Callable[[], Figure]] = {"bias-shapes": draw_bias_shapes}

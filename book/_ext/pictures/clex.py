@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from matplotlib.figure import Figure
 from torch import Tensor
@@ -11,7 +9,7 @@ from torch import Tensor
 from pe import figures
 from pe.encodings.clex import CLEX, stretched
 from pe.encodings.core.frequencies import base_frequencies
-from pictures.common import BASE, canvas
+from pictures.common import BASE, canvas, picture
 
 HEAD_DIM, TRAINED, LARGEST = 64, 256, 8
 
@@ -50,6 +48,7 @@ def places(t: int, tokens: int) -> Tensor:
     return found[:tokens]
 
 
+@picture("clex-flow")
 def draw_clex_flow() -> Figure:
     figure, axes = canvas(columns=2)
     left, right = axes[0]
@@ -71,6 +70,3 @@ def draw_clex_flow() -> Figure:
         right.annotate(f"t = {t_drawn}", (tokens * LARGEST + 3, row - 0.1), fontsize=8)
     right.set(xlabel="position", yticks=[], ylim=(-0.6, 3.6), xlim=(-3, tokens * LARGEST + 25))
     return figure
-
-
-PICTURES: dict[str, Callable[[], Figure]] = {"clex-flow": draw_clex_flow}

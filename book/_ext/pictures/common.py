@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -21,8 +22,28 @@ SIGNED = LinearSegmentedColormap.from_list(
 )
 
 
+PICTURES: dict[str, Callable[[], Figure]] = {}
+"""By name, the functions that draw; `picture` fills it."""
+
+
+def picture(name: str) -> Callable[[Callable[[], Figure]], Callable[[], Figure]]:
+    """Register the function below as the one that draws the picture ``name``.
+
+    Raises:
+        ValueError: another picture has this name.
+    """
+
+    def register(draw: Callable[[], Figure]) -> Callable[[], Figure]:
+        if name in PICTURES:
+            raise ValueError(f"two pictures are called {name!r}")
+        PICTURES[name] = draw
+        return draw
+
+    return register
+
+
 def randn(*shape: int, seed: int) -> Tensor:
-    """Standard normal float64 numbers that do not depend on what ran before."""
+    """Return standard normal float64 numbers, always the same ones for a seed."""
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
@@ -33,19 +54,20 @@ NARROW = 4.4
 def canvas(
     columns: int = 1, rows: int = 1, height: float = 2.9, width: float = 6.8
 ) -> tuple[Figure, np.ndarray]:
+    """Return a figure of ``width`` by ``height`` inches and its axes, shape (rows, columns)."""
     figure = Figure(figsize=(width, height), layout="constrained")
     return figure, figure.subplots(rows, columns, squeeze=False)
 
 
 def frequencies(name: str, head_dim: int, **options: Any) -> Tensor:
-    """Angular frequencies (radians a position) an encoding of the package really uses."""
+    """Return the angular frequencies (P,) of an encoding, in radians per position."""
     encoding = pe.encoding(name, head_dim=head_dim, num_heads=1, hidden_size=head_dim, **options)
     assert isinstance(encoding, RoPE)
     return encoding.frequencies().inv_freq
 
 
 def rotated(name: str, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-    """Queries and keys (T, d), standing at positions 0..T-1, as the encoding rotates them."""
+    """Rotate queries and keys, both (T, d), of positions 0 to T-1."""
     encoding = pe.encoding(name, head_dim=q.shape[-1], num_heads=1, hidden_size=q.shape[-1])
     positions = torch.arange(q.shape[0])
     with torch.no_grad():
@@ -54,6 +76,9 @@ def rotated(name: str, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def logits_by_distance(name: str, q: Tensor, k: Tensor, length: int) -> Tensor:
-    """Logits (T,) of one query content at position T-1 with one key content at distances 0..T-1."""
+    """Return logits (T,) of one query at position T-1 and one key at distances 0 to T-1.
+
+    ``q`` and ``k`` are (1, d).
+    """
     turned_q, turned_k = rotated(name, q.expand(length, -1), k.expand(length, -1))
     return (turned_k @ turned_q[-1]).flip(0) / math.sqrt(q.shape[-1])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,7 +13,7 @@ import pe
 from pe import figures
 from pe.encodings.rope import RoPE
 from pe.results.quantities import label
-from pictures.common import canvas, frequencies
+from pictures.common import canvas, frequencies, picture
 
 HEAD_DIM, LENGTH, FACTOR = 128, 4096, 8.0
 
@@ -54,6 +53,7 @@ def ratios() -> dict[str, Tensor]:
     return found
 
 
+@picture("frequencies-side-by-side")
 def draw_frequencies_side_by_side() -> Figure:
     figure, axes = canvas(height=4.2)
     ax = axes[0, 0]
@@ -77,8 +77,3 @@ def draw_frequencies_side_by_side() -> Figure:
     ax.minorticks_off()
     ax.legend(frameon=False, fontsize=8, loc="lower left", bbox_to_anchor=(0, 0.06))
     return figure
-
-
-PICTURES: dict[str, Callable[[], Figure]] = {
-    "frequencies-side-by-side": draw_frequencies_side_by_side
-}

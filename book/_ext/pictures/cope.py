@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from matplotlib.figure import Figure
 
 from pe import figures
 from pe.encodings.cope import CoPE
-from pictures.common import canvas
+from pictures.common import canvas, picture
 
 # Tokens of each sentence, its mark included; the query is the last token of all.
 TEXTS = {"short sentences": (6, 4, 5, 4, 3), "long sentences": (9, 3, 12, 8, 7)}
@@ -38,6 +36,7 @@ def counting_numbers(sentences: tuple[int, ...]) -> dict[str, torch.Tensor]:
     return {"counts": counts, "weights": logits[0, 0, -1].softmax(-1), "marks": marks}
 
 
+@picture("cope-counting")
 def draw_cope_counting() -> Figure:
     figure, axes = canvas(columns=2)
     left, right = axes[0]
@@ -55,6 +54,3 @@ def draw_cope_counting() -> Figure:
     left.legend(fontsize=8)
     right.legend(fontsize=8)
     return figure
-
-
-PICTURES: dict[str, Callable[[], Figure]] = {"cope-counting": draw_cope_counting}

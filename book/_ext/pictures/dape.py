@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
 from pe import figures
 from pe.encodings.dape import DAPE
-from pictures.common import canvas
+from pictures.common import canvas, picture
 
 LOGITS = (-2.0, -1.0, 2.0)
 LINES = ("--", "-", ":")
@@ -48,6 +46,7 @@ def started() -> DAPE:
     return enc.double()
 
 
+@picture("dape-lifting")
 def draw_dape_lifting() -> Figure:
     figure, axes = canvas(columns=2)
     ink = figures.colour("dape")
@@ -60,6 +59,3 @@ def draw_dape_lifting() -> Figure:
     axes[0][0].set(ylabel="bias")
     axes[0][0].legend(fontsize=8)
     return figure
-
-
-PICTURES: dict[str, Callable[[], Figure]] = {"dape-lifting": draw_dape_lifting}

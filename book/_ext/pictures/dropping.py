@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
 from matplotlib.figure import Figure
@@ -11,7 +10,7 @@ from torch import Tensor
 
 import pe
 from pe import figures
-from pictures.common import canvas, randn
+from pictures.common import canvas, picture, randn
 
 HEAD_DIM, TRAINED, FACTOR = 64, 256, 4
 WANTED, SPREAD = 9.0, 1.0
@@ -47,6 +46,7 @@ def wanted_weight(lengths: Tensor, c: float, draws: int = 400) -> Tensor:
     return torch.stack(found)
 
 
+@picture("dropping-logits")
 def draw_logits() -> Figure:
     figure, axes = canvas(height=2.7)
     ax = axes[0, 0]
@@ -69,6 +69,7 @@ def draw_logits() -> Figure:
     return figure
 
 
+@picture("dropping-temperature")
 def draw_temperature() -> Figure:
     figure, axes = canvas(height=2.7)
     ax = axes[0, 0]
@@ -92,9 +93,3 @@ def draw_temperature() -> Figure:
     ax.set_ylim(0.5, 1.0)
     ax.legend(frameon=False, fontsize=8, loc="lower left")
     return figure
-
-
-PICTURES: dict[str, Callable[[], Figure]] = {
-    "dropping-logits": draw_logits,
-    "dropping-temperature": draw_temperature,
-}

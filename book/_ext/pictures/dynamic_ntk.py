@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
 from matplotlib.figure import Figure
@@ -13,7 +12,7 @@ import pe
 from pe import figures
 from pe.encodings.dynamic_ntk import DynamicNTK
 from pe.encodings.rope import RoPE
-from pictures.common import canvas, frequencies, randn
+from pictures.common import canvas, frequencies, picture, randn
 
 
 def ratios_by_length(head_dim: int, original: int, factor: float, lengths: Tensor) -> Tensor:
@@ -54,6 +53,7 @@ def decoding_errors(
     return {name: torch.tensor(values) for name, values in errors.items()}
 
 
+@picture("dynamic-ntk-alpha")
 def draw_dynamic_ntk_alpha() -> Figure:
     head_dim, original = 64, 2048
     lengths = torch.arange(1, 8 * original + 1, 64)
@@ -74,6 +74,7 @@ def draw_dynamic_ntk_alpha() -> Figure:
     return figure
 
 
+@picture("dynamic-ntk-decoding")
 def draw_dynamic_ntk_decoding() -> Figure:
     errors = decoding_errors()
     figure, axes = canvas(height=2.5)
@@ -97,9 +98,3 @@ def draw_dynamic_ntk_decoding() -> Figure:
     ax.set(xlabel="length at this step", ylabel="largest error of a logit")
     ax.legend(frameon=False, fontsize=8, loc="lower right")
     return figure
-
-
-PICTURES: dict[str, Callable[[], Figure]] = {
-    "dynamic-ntk-alpha": draw_dynamic_ntk_alpha,
-    "dynamic-ntk-decoding": draw_dynamic_ntk_decoding,
-}

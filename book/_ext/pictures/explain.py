@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
 
 import pe
+from pictures.common import picture
 
 PAGE = Path(__file__).parents[2] / "explain.md"
 
@@ -25,8 +25,6 @@ def configuration() -> dict[str, Any]:
     return read
 
 
+@picture("explain-qwen3")
 def draw() -> Figure:
     return pe.explain(configuration(), 131072).figure()
-
-
-PICTURES: dict[str, Callable[[], Figure]] = {"explain-qwen3": draw}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
 from matplotlib.figure import Figure
@@ -13,7 +12,7 @@ import pe
 from pe import figures
 from pe.encodings.rope import RoPE
 from pe.results.quantities import label
-from pictures.common import canvas
+from pictures.common import canvas, picture
 
 HEAD_DIM, TRAINED, FACTOR = 128, 4096, 4.0
 SHOWN = ("rope", "pi", "ntk", "dynamic_ntk", "yarn", "llama3", "resonance")
@@ -37,6 +36,7 @@ def reach(name: str) -> Tensor:
     return FACTOR * spectrum(name, int(FACTOR * TRAINED)) / spectrum("rope", TRAINED)
 
 
+@picture("extension-reach")
 def draw_reach() -> Figure:
     figure, axes = canvas(height=3.2)
     ax = axes[0, 0]
@@ -44,11 +44,7 @@ def draw_reach() -> Figure:
         line = {"dynamic_ntk": "--", "llama3": "-.", "resonance": ":"}.get(name, "-")
         width = 3.5 if name == "rope" else 1.6  # it lies under others
         ax.plot(
-            reach(name).numpy(),
-            color=figures.colour(name),
-            ls=line,
-            lw=width,
-            label=label(name),
+            reach(name).numpy(), color=figures.colour(name), ls=line, lw=width, label=label(name)
         )
     first = int((turns_in_training() < 1).nonzero()[0])
     ax.axvspan(first, HEAD_DIM // 2 - 1, color=figures.FAINT, alpha=0.15, lw=0)
@@ -59,6 +55,3 @@ def draw_reach() -> Figure:
     )  # fmt: skip
     figure.legend(loc="outside upper left", ncols=4, frameon=False, fontsize=8)
     return figure
-
-
-PICTURES: dict[str, Callable[[], Figure]] = {"extension-reach": draw_reach}

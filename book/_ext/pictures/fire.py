@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
 from pe import figures
 from pe.encodings.fire import FIRE
-from pictures.common import canvas
+from pictures.common import canvas, picture
 
 TRAINED = 256
 QUERIES = (64, 256, 1024, 4096)
@@ -32,6 +30,7 @@ def largest_numbers(queries: Tensor, threshold: float) -> Tensor:
         return encoding.share(queries, torch.tensor([0]), torch.float64)[:, 0]
 
 
+@picture("fire-share")
 def draw_fire_share() -> Figure:
     figure, axes = canvas(columns=2)
     left, right = axes[0]
@@ -55,6 +54,3 @@ def draw_fire_share() -> Figure:
     right.minorticks_off()
     right.legend(fontsize=8, loc="lower right")
     return figure
-
-
-PICTURES: dict[str, Callable[[], Figure]] = {"fire-share": draw_fire_share}

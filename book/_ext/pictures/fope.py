@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
 from matplotlib.figure import Figure
@@ -12,7 +11,7 @@ from torch import Tensor
 import pe
 from pe import figures
 from pe.encodings.fope import FoPE
-from pictures.common import canvas, randn
+from pictures.common import canvas, picture, randn
 
 WIDTH, LENGTH = 64, 512
 
@@ -45,6 +44,7 @@ def logit_numbers(distance: int = 5, longest: int = 1024) -> dict[str, Tensor]:
     return found
 
 
+@picture("fope-series")
 def draw_fope_series() -> Figure:
     figure, axes = canvas(columns=2)
     left, right = axes[0]
@@ -56,6 +56,3 @@ def draw_fope_series() -> Figure:
         right.plot(values.numpy(), color=figures.colour(name), lw=0.9)
     right.set(xlabel="position of the key", ylabel="logit at distance 5")
     return figure
-
-
-PICTURES: dict[str, Callable[[], Figure]] = {"fope-series": draw_fope_series}

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
 from pe import figures
 from pe.encodings.fox import FoX
-from pictures.common import canvas
+from pictures.common import canvas, picture
 
 GATE, CUTS, CUT = 0.97, (40, 90), 0.02
 BIASES = (0.0, 2.0, 5.0)
@@ -42,6 +40,7 @@ def reach_numbers(gate_bias: float, length: int = 2048) -> Tensor:
     return bias_numbers(state).double().softmax(-1).cumsum(-1)
 
 
+@picture("fox-forgetting")
 def draw_fox_forgetting() -> Figure:
     figure, axes = canvas(columns=2)
     left, right = axes[0]
@@ -61,6 +60,3 @@ def draw_fox_forgetting() -> Figure:
     right.minorticks_off()
     right.legend(fontsize=8)
     return figure
-
-
-PICTURES: dict[str, Callable[[], Figure]] = {"fox-forgetting": draw_fox_forgetting}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from matplotlib.figure import Figure
 from torch import Tensor
@@ -11,7 +9,7 @@ from torch import Tensor
 from pe import figures
 from pe.attention.dense import attention_weights
 from pe.encodings.head_scale import HeadScale
-from pictures.common import canvas, randn
+from pictures.common import canvas, picture, randn
 
 FACTORS = (1.0, 1.6, 3.0)
 LINES = ("-", "--", ":")
@@ -32,6 +30,7 @@ def entropy_numbers(lengths: list[int], factor: float) -> Tensor:
     return torch.stack([(-(w * w.log()).sum(-1)).mean().exp() for w in weights])
 
 
+@picture("head-scale-spread")
 def draw_head_scale_spread() -> Figure:
     figure, axes = canvas(columns=2)
     left, right = axes[0]
@@ -47,6 +46,3 @@ def draw_head_scale_spread() -> Figure:
     right.set(xscale="log", xlabel="keys to choose from", ylabel="share of the keys")
     left.legend(fontsize=8)
     return figure
-
-
-PICTURES: dict[str, Callable[[], Figure]] = {"head-scale-spread": draw_head_scale_spread}

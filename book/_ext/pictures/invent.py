@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -11,7 +10,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from pe import figures
-from pictures.common import NARROW, canvas
+from pictures.common import NARROW, canvas, picture
 from pictures.t5 import buckets
 
 WORD = 64
@@ -35,6 +34,7 @@ def added_logit(p: Tensor, distance: int = 1) -> Tensor:
     return 1 + torch.cos(r) + torch.cos(p) + torch.cos(p - r)
 
 
+@picture("invent-digits")
 def draw_digits() -> Figure:
     figure, axes = canvas(rows=2, height=5.4, width=NARROW)
     top, bottom = axes[:, 0]
@@ -54,6 +54,7 @@ def draw_digits() -> Figure:
     return figure
 
 
+@picture("invent-waves")
 def draw_waves() -> Figure:
     figure, axes = canvas(rows=2, height=5.4, width=NARROW)
     top, bottom = axes[:, 0]
@@ -76,6 +77,7 @@ def draw_waves() -> Figure:
     return figure
 
 
+@picture("invent-beyond")
 def draw_beyond() -> Figure:
     figure, axes = canvas(rows=2, height=5.4, width=NARROW)
     top, bottom = axes[:, 0]
@@ -105,10 +107,3 @@ def draw_beyond() -> Figure:
     bottom.minorticks_off()
     bottom.legend(fontsize=9, loc="upper left")
     return figure
-
-
-PICTURES: dict[str, Callable[[], Figure]] = {
-    "invent-digits": draw_digits,
-    "invent-waves": draw_waves,
-    "invent-beyond": draw_beyond,
-}

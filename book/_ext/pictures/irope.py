@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
@@ -11,7 +9,7 @@ from torch import Tensor
 
 from pe import figures
 from pe.encodings import layer_encodings
-from pictures.common import canvas
+from pictures.common import canvas, picture
 
 LAYERS = 12
 
@@ -33,6 +31,7 @@ def temperature_numbers(longest: int = 131_072, step: int = 64) -> tuple[Tensor,
     return positions, scale[0]
 
 
+@picture("irope-schedule")
 def draw_irope_schedule() -> Figure:
     figure, axes = canvas(columns=2, height=2.7)
     left, right = axes[0]
@@ -52,6 +51,3 @@ def draw_irope_schedule() -> Figure:
     right.set_xticks([0, 32_768, 65_536, 98_304, 131_072], ["0", "32k", "64k", "96k", "128k"])
     right.set(xlabel="position of the query", ylabel="factor on its logits")
     return figure
-
-
-PICTURES: dict[str, Callable[[], Figure]] = {"irope-schedule": draw_irope_schedule}

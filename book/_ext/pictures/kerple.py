@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from matplotlib.figure import Figure
 from torch import Tensor
@@ -11,7 +9,7 @@ from torch import Tensor
 import pe
 from pe import figures
 from pe.encodings.kerple import Kerple
-from pictures.common import canvas
+from pictures.common import canvas, picture
 
 LOG = ((0.5, 1.0), (1.0, 1.0), (2.0, 1.0), (2.0, 0.05))  # (p, a)
 POWER = ((0.3, 1.0), (0.7, 0.2), (1.0, 0.05), (1.4, 0.01))
@@ -28,6 +26,7 @@ def shapes(name: str, parameters: tuple[tuple[float, float], ...], longest: int 
         return encoding.distance_bias(torch.arange(longest))
 
 
+@picture("kerple-shapes")
 def draw_kerple_shapes() -> Figure:
     figure, axes = canvas(columns=2)
     lines = ("-", "--", "-.", ":")
@@ -44,6 +43,3 @@ def draw_kerple_shapes() -> Figure:
         ax.legend(fontsize=8, loc="lower left" if name == "kerple_power" else "lower right")
     axes[0, 0].set_ylabel("bias")
     return figure
-
-
-PICTURES: dict[str, Callable[[], Figure]] = {"kerple-shapes": draw_kerple_shapes}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
 from matplotlib.figure import Figure
@@ -12,7 +11,7 @@ from torch import Tensor
 import pe
 from pe import figures
 from pe.encodings.lerope import LeRoPE
-from pictures.common import canvas
+from pictures.common import canvas, picture
 
 WIDTH, LENGTH = 64, 1024
 
@@ -36,6 +35,7 @@ def slope_numbers(distance: int) -> Tensor:
     return slope
 
 
+@picture("lerope-slopes")
 def draw_lerope_slopes() -> Figure:
     figure, axes = canvas(columns=2)
     left, right = axes[0]
@@ -53,6 +53,3 @@ def draw_lerope_slopes() -> Figure:
     right.set(yscale="log", ylim=(1e-5, 1e3), xlabel="pair", ylabel="slope by $\\alpha_i$")
     right.legend(fontsize=8)
     return figure
-
-
-PICTURES: dict[str, Callable[[], Figure]] = {"lerope-slopes": draw_lerope_slopes}

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 from matplotlib.figure import Figure
 from torch import Tensor
 
 from pe import figures
-from pictures.common import canvas, frequencies
+from pictures.common import canvas, frequencies, picture
 
 # Llama 3.1's sizes: head of 128 channels, base 500,000, 8,192 tokens, factor 8.
 HEAD_DIM, THETA, LENGTH, FACTOR = 128, 5e5, 8192, 8.0
@@ -24,6 +23,7 @@ def ramp_numbers() -> dict[str, Tensor]:
     }
 
 
+@picture("llama3-ramp")
 def draw_llama3_ramp() -> Figure:
     numbers = ramp_numbers()
     figure, axes = canvas(columns=2)
@@ -43,6 +43,3 @@ def draw_llama3_ramp() -> Figure:
         ax.set_ylim(0, 1.05)
         ax.legend(frameon=False, fontsize=8)
     return figure
-
-
-PICTURES: dict[str, Callable[[], Figure]] = {"llama3-ramp": draw_llama3_ramp}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable
 
 import torch
 from matplotlib.figure import Figure
@@ -16,7 +15,7 @@ from pe.encodings.core.frequencies import base_frequencies
 from pe.encodings.longrope import magnitude_of
 from pe.encodings.rope import RoPE
 from pe.evaluation.longrope.evolution import Evolution, seeds
-from pictures.common import BASE, canvas
+from pictures.common import BASE, canvas, picture
 
 HEAD_DIM, TRAINED, FACTOR = 64, 4096, 8.0
 NAMES = {"pi": "PI", "ntk": "NTK", "yarn": "YaRN", "blend": "blend of factors"}
@@ -59,6 +58,7 @@ def sequences(pairs: int, factor: float) -> float:
     return math.log10(math.comb(values + pairs - 1, pairs))
 
 
+@picture("longrope-seeds")
 def draw_longrope_seeds() -> Figure:
     figure, axes = canvas(height=3.1)
     ax = axes[0, 0]
@@ -76,6 +76,7 @@ def draw_longrope_seeds() -> Figure:
     return figure
 
 
+@picture("longrope-switch")
 def draw_longrope_switch() -> Figure:
     figure, axes = canvas(columns=2)
     left, right = axes[0]
@@ -97,9 +98,3 @@ def draw_longrope_switch() -> Figure:
     right.set(xlabel="s", ylabel="μ")
     right.legend(frameon=False, fontsize=8)
     return figure
-
-
-PICTURES: dict[str, Callable[[], Figure]] = {
-    "longrope-seeds": draw_longrope_seeds,
-    "longrope-switch": draw_longrope_switch,
-}

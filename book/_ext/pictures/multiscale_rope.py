@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
 from matplotlib.figure import Figure
@@ -12,7 +11,7 @@ from torch import Tensor
 import pe
 from pe import figures
 from pe.encodings.multiscale_rope import MultiscaleRoPE
-from pictures.common import canvas
+from pictures.common import canvas, picture
 
 WIDTH, HEADS = 64, 4
 
@@ -36,6 +35,7 @@ def logit_numbers(longest: int = 400) -> Tensor:
     return (q[0] * k[0, :, :1]).sum(-1) / math.sqrt(WIDTH)
 
 
+@picture("multiscale-rope-heads")
 def draw_multiscale_rope() -> Figure:
     figure, axes = canvas(columns=2)
     left, right = axes[0]
@@ -49,6 +49,3 @@ def draw_multiscale_rope() -> Figure:
     left.legend(frameon=False, fontsize=8)
     right.set(xlabel="distance", ylabel="logit of equal contents")
     return figure
-
-
-PICTURES: dict[str, Callable[[], Figure]] = {"multiscale-rope-heads": draw_multiscale_rope}

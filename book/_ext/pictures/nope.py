@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
 from pe import figures
-from pictures.common import canvas
+from pictures.common import canvas, picture
 
 
 def counting_numbers(length: int = 2048) -> dict[str, Tensor]:
@@ -34,6 +32,7 @@ def first_confusion(length: int = 2048) -> int:
     return int((stored[1:] == stored[:-1]).nonzero()[0]) + 1
 
 
+@picture("nope-counting")
 def draw_counting() -> Figure:
     numbers = counting_numbers()
     t = np.arange(1, len(numbers["signal"]) + 1)
@@ -48,8 +47,3 @@ def draw_counting() -> Figure:
     right.set(xlabel="position t", ylabel="position read back − t")
     right.legend(frameon=False, fontsize=8)
     return figure
-
-
-PICTURES: dict[str, Callable[[], Figure]] = {
-    "nope-counting": draw_counting,
-}

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 from matplotlib.figure import Figure
 from torch import Tensor
 
 from pe import figures
-from pictures.common import canvas, frequencies
+from pictures.common import canvas, frequencies, picture
 
 
 def ntk_ratio(head_dim: int, factor: float) -> Tensor:
@@ -22,6 +21,7 @@ def first_open_pair(head_dim: int, length: int) -> int:
     return int((length * frequencies("rope", head_dim) < 2 * math.pi).nonzero()[0])
 
 
+@picture("ntk-base")
 def draw_ntk_base() -> Figure:
     head_dim, length, stretch = 128, 4096, 4.0
     figure, axes = canvas(columns=2)
@@ -46,6 +46,3 @@ def draw_ntk_base() -> Figure:
     for ax in (left, right):
         ax.legend(frameon=False, fontsize=8)
     return figure
-
-
-PICTURES: dict[str, Callable[[], Figure]] = {"ntk-base": draw_ntk_base}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,7 +11,7 @@ from torch import Tensor
 
 import pe
 from pe import figures
-from pictures.common import canvas, frequencies
+from pictures.common import canvas, frequencies, picture
 
 WIDTH = 64
 SPECTRA: dict[str, tuple[str, dict[str, Any]]] = {
@@ -51,6 +50,7 @@ def logit_numbers(farthest: int = 30_000, bins: int = 60) -> tuple[Tensor, dict[
     return edges[:-1], found
 
 
+@picture("partial-spectra")
 def draw_partial_spectra() -> Figure:
     figure, axes = canvas(columns=2)
     left, right = axes[0]
@@ -64,6 +64,3 @@ def draw_partial_spectra() -> Figure:
     left.legend(frameon=False, fontsize=8)
     right.set(xscale="log", xlabel="distance", ylabel="mean logit of equal contents")
     return figure
-
-
-PICTURES: dict[str, Callable[[], Figure]] = {"partial-spectra": draw_partial_spectra}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
 from matplotlib.figure import Figure
@@ -11,7 +10,7 @@ from torch import Tensor
 
 from pe import figures
 from pe.encodings.path import PaTH
-from pictures.common import canvas, randn
+from pictures.common import canvas, picture, randn
 
 BETAS = (0.0, 0.5, 1.0, 1.5, 2.0)
 
@@ -56,6 +55,7 @@ def kept(beta: float, width: int) -> float:
     return 1 - beta * (2 - beta) / width
 
 
+@picture("path-reflections")
 def draw_path_reflections() -> Figure:
     figure, axes = canvas(columns=2)
     left, right = axes[0]
@@ -70,6 +70,3 @@ def draw_path_reflections() -> Figure:
     right.set(xlabel="distance", ylabel="mean square of the logit", ylim=(0, 1.6))
     right.legend(fontsize=8)
     return figure
-
-
-PICTURES: dict[str, Callable[[], Figure]] = {"path-reflections": draw_path_reflections}

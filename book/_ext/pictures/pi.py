@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
 from matplotlib.figure import Figure
@@ -11,7 +10,7 @@ from torch import Tensor
 
 import pe
 from pe import figures
-from pictures.common import canvas, frequencies
+from pictures.common import canvas, frequencies, picture
 
 
 def turns_reached(head_dim: int, length: int, factor: float) -> dict[str, Tensor]:
@@ -33,6 +32,7 @@ def kernel(name: str, head_dim: int, length: int, **options: float) -> Tensor:
     return (q[0, 0, :1] @ k[0, 0].T)[0] / head_dim
 
 
+@picture("pi-angles")
 def draw_pi_angles() -> Figure:
     head_dim, length, factor, reach = 64, 2048, 8.0, 65
     figure, axes = canvas(columns=2)
@@ -63,6 +63,3 @@ def draw_pi_angles() -> Figure:
     right.set(xlabel="distance", ylabel="logit of equal contents", ylim=(0, 1.05))
     right.legend(frameon=False, fontsize=8)
     return figure
-
-
-PICTURES: dict[str, Callable[[], Figure]] = {"pi-angles": draw_pi_angles}

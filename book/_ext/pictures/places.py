@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
 from pe import figures
 from pe.figures.schedule import draw_layers, layer_rows
-from pictures.common import canvas
+from pictures.common import canvas, picture
 
 
+@picture("places")
 def draw_places() -> Figure:
     """A diagram, not data: where a decoder layer can be told about order."""
     figure, axes = canvas(height=3.3)
@@ -70,6 +69,7 @@ def draw_places() -> Figure:
 SHOWN = {"command_a": "Command A", "gemma3": "Gemma 3 1B", "llama4": "Llama 4"}
 
 
+@picture("schedules")
 def draw_schedules() -> Figure:
     """What the layers of three released models see, each in a text four windows long."""
     drawn = [(title, *layer_rows(name)) for name, title in SHOWN.items()]
@@ -82,9 +82,3 @@ def draw_schedules() -> Figure:
             axes.set_ylabel("layer")
             axes.set_title(title, loc="left", fontsize=10.5)
     return figure
-
-
-PICTURES: dict[str, Callable[[], Figure]] = {
-    "places": draw_places,
-    "schedules": draw_schedules,
-}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -12,7 +11,7 @@ from torch import Tensor
 
 import pe
 from pe import figures
-from pictures.common import BASE, canvas, logits_by_distance, randn, rotated
+from pictures.common import BASE, canvas, logits_by_distance, picture, randn, rotated
 
 
 def plane_numbers(position: int = 3) -> dict[str, Tensor]:
@@ -30,6 +29,7 @@ def plane_numbers(position: int = 3) -> dict[str, Tensor]:
     return points
 
 
+@picture("pope-plane")
 def draw_pope_plane() -> Figure:
     figure, axes = canvas(columns=2, height=3.1)
     titles = {"rope": "RoPE: one pair of the key", "pope": "PoPE: one channel of the key"}
@@ -61,6 +61,7 @@ def what_where_numbers(curves: int = 12, head_dim: int = 32, reach: int = 48) ->
     return result
 
 
+@picture("pope-what-where")
 def draw_pope_what_where() -> Figure:
     numbers = what_where_numbers()
     figure, axes = canvas(columns=2)
@@ -91,6 +92,7 @@ def kernel_numbers(head_dim: int = 64, length: int = 513) -> dict[str, Tensor]:
     return {"pope": pope, "rope": rope, "estimate": estimate}
 
 
+@picture("pope-kernel")
 def draw_pope_kernel() -> Figure:
     figure, axes = canvas()
     ax = axes[0, 0]
@@ -103,10 +105,3 @@ def draw_pope_kernel() -> Figure:
     ax.set(xlabel="distance", ylabel="logit", xscale="symlog", xlim=(0, 512))
     ax.legend(frameon=False, fontsize=8)
     return figure
-
-
-PICTURES: dict[str, Callable[[], Figure]] = {
-    "pope-plane": draw_pope_plane,
-    "pope-what-where": draw_pope_what_where,
-    "pope-kernel": draw_pope_kernel,
-}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,7 +10,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from pe import figures
-from pictures.common import BASE, NARROW, canvas, frequencies
+from pictures.common import BASE, NARROW, canvas, frequencies, picture
 
 SIDE, HEAD_DIM = 16, 64
 
@@ -51,6 +50,7 @@ _PLACES: dict[str, dict[str, Any]] = {
 """Where the names stand at points that are near others; elsewhere to the left, above."""
 
 
+@picture("practice-base")
 def draw_base() -> Figure:
     figure, axes = canvas(height=3.6, width=NARROW)
     ax = axes[0, 0]
@@ -85,6 +85,7 @@ def kernels() -> dict[str, Tensor]:
     return {"row by row": flat.cos().mean(-1), "axial": axial.cos().mean(-1)}
 
 
+@picture("dimensions-kernels")
 def draw_kernels() -> Figure:
     figure, axes = canvas(columns=2, height=2.5, width=NARROW)
     for ax, (title, values) in zip(axes[0], kernels().items(), strict=True):
@@ -93,9 +94,3 @@ def draw_kernels() -> Figure:
         ax.grid(visible=False)
     figure.colorbar(image, ax=axes[0].tolist(), shrink=0.8, label="likeness")
     return figure
-
-
-PICTURES: dict[str, Callable[[], Figure]] = {
-    "practice-base": draw_base,
-    "dimensions-kernels": draw_kernels,
-}

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
 from pe import figures
-from pictures.common import SIGNED, canvas, randn, rotated
+from pictures.common import SIGNED, canvas, picture, randn, rotated
 
 SENTENCE = ("the", "dog", "bit", "the", "man")
 SWAP = (0, 4, 2, 3, 1)  # "the man bit the dog": its own inverse
@@ -34,6 +33,7 @@ def order_numbers(seed: int = 8) -> dict[str, tuple[Tensor, Tensor]]:
     return result
 
 
+@picture("order")
 def draw_order() -> Figure:
     numbers = order_numbers()
     figure, axes = canvas(columns=3, rows=2, height=4.6)
@@ -92,6 +92,7 @@ def causal_numbers(depths: tuple[int, ...] = (1, 2, 3, 4), seeds: int = 12) -> d
     return out
 
 
+@picture("causal")
 def draw_causal() -> Figure:
     numbers = causal_numbers()
     figure, axes = canvas(columns=3, height=2.7)
@@ -113,9 +114,3 @@ def draw_causal() -> Figure:
     for ax in axes[0, 1:]:
         ax.set_yticklabels([])
     return figure
-
-
-PICTURES: dict[str, Callable[[], Figure]] = {
-    "order": draw_order,
-    "causal": draw_causal,
-}

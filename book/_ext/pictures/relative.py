@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch
 
 from pe import figures
-from pictures.common import NARROW, canvas
+from pictures.common import NARROW, canvas, picture
 
 TERMS = ("word,\nword", "word,\ndistance", "distance,\nword", "distance\nalone")
 KEPT = {
@@ -20,6 +18,7 @@ KEPT = {
 }
 
 
+@picture("relative-terms")
 def draw_terms() -> Figure:
     figure, axes = canvas(height=2.4, width=NARROW + 0.3)
     ax = axes[0, 0]
@@ -44,6 +43,3 @@ def draw_terms() -> Figure:
     for side in ax.spines.values():
         side.set_visible(False)
     return figure
-
-
-PICTURES: dict[str, Callable[[], Figure]] = {"relative-terms": draw_terms}

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
 from pe import figures
 from pe.encodings.relative_content import RelativeContent
-from pictures.common import canvas
+from pictures.common import canvas, picture
 
 REACH, LENGTH = 64, 96
 
@@ -35,6 +33,7 @@ def bias_numbers(mixture: tuple[float, float]) -> Tensor:
         return enc.bias(q[:, :, -1:], q, places[-1:], places, enc.key_state(x))[0, 0, 0].flip(0)
 
 
+@picture("relative-mixtures")
 def draw_relative_mixtures() -> Figure:
     figure, axes = canvas(columns=2)
     left, right = axes[0]
@@ -51,6 +50,3 @@ def draw_relative_mixtures() -> Figure:
     right.set(xlabel="distance", ylabel="share of attention")
     right.legend(fontsize=8)
     return figure
-
-
-PICTURES: dict[str, Callable[[], Figure]] = {"relative-mixtures": draw_relative_mixtures}

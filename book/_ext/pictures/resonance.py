@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
 from matplotlib.figure import Figure
@@ -12,7 +11,7 @@ from torch import Tensor
 import pe
 from pe import figures
 from pe.encodings.rope import RoPE
-from pictures.common import canvas, frequencies
+from pictures.common import canvas, frequencies, picture
 
 
 def points(name: str, head_dim: int, length: int) -> Tensor:
@@ -51,6 +50,7 @@ def wavelengths(name: str, head_dim: int, **options: float) -> Tensor:
     return period
 
 
+@picture("resonance-gap")
 def draw_resonance_gap() -> Figure:
     head_dim, trained = 64, 256
     figure, axes = canvas(columns=2)
@@ -71,6 +71,3 @@ def draw_resonance_gap() -> Figure:
     right.set(xlabel="pair i", ylabel="change of frequency, %")
     right.set_title("what rounding costs", fontsize=9)
     return figure
-
-
-PICTURES: dict[str, Callable[[], Figure]] = {"resonance-gap": draw_resonance_gap}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -11,9 +10,10 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from pe import figures
-from pictures.common import SIGNED, canvas, frequencies, logits_by_distance, randn, rotated
+from pictures.common import SIGNED, canvas, frequencies, logits_by_distance, picture, randn, rotated
 
 
+@picture("rope-turns")
 def draw_rope_turns() -> Figure:
     head_dim, steps, pairs = 32, 13, (0, 2, 5, 10)
     omega = frequencies("rope", head_dim)
@@ -36,6 +36,7 @@ def draw_rope_turns() -> Figure:
     return figure
 
 
+@picture("rope-distance")
 def draw_rope_distance() -> Figure:
     head_dim, length = 32, 24
     q, k = randn(1, head_dim, seed=1), randn(1, head_dim, seed=2)
@@ -62,6 +63,7 @@ def unturned_pairs(head_dim: int = 32, length: int = 256) -> int:
     return int((2 * math.pi / frequencies("rope", head_dim) > length).sum())
 
 
+@picture("rope-wavelengths")
 def draw_rope_wavelengths() -> Figure:
     figure, axes = canvas()
     ax = axes[0, 0]
@@ -111,6 +113,7 @@ def decay_numbers(
     }
 
 
+@picture("rope-decay")
 def draw_rope_decay() -> Figure:
     numbers = decay_numbers()
     figure, axes = canvas()
@@ -130,11 +133,3 @@ def draw_rope_decay() -> Figure:
     ax.set(xlabel="distance", ylabel="logit, largest possible = 1", ylim=(-0.6, 1.25))
     ax.legend(frameon=False, fontsize=8, ncol=3, loc="upper center")
     return figure
-
-
-PICTURES: dict[str, Callable[[], Figure]] = {
-    "rope-turns": draw_rope_turns,
-    "rope-distance": draw_rope_distance,
-    "rope-wavelengths": draw_rope_wavelengths,
-    "rope-decay": draw_rope_decay,
-}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -12,7 +11,7 @@ from torch import Tensor
 
 from pe import figures
 from pictures.biases import distance_bias
-from pictures.common import BASE, canvas
+from pictures.common import BASE, canvas, picture
 
 WIDTH = 128
 
@@ -23,6 +22,7 @@ def logarithm(distance: Tensor, head: int, heads: int = 8) -> Tensor:
     return -slope * (distance.double().log() + np.euler_gamma)
 
 
+@picture("sandwich-heads")
 def draw_sandwich_heads() -> Figure:
     figure, axes = canvas(columns=2)
     left, right = axes[0]
@@ -42,6 +42,3 @@ def draw_sandwich_heads() -> Figure:
     right.minorticks_off()
     right.legend(fontsize=8)
     return figure
-
-
-PICTURES: dict[str, Callable[[], Figure]] = {"sandwich-heads": draw_sandwich_heads}

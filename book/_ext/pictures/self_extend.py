@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from matplotlib.figure import Figure
 from torch import Tensor
@@ -11,7 +9,7 @@ from torch import Tensor
 import pe
 from pe import figures
 from pe.encodings.self_extend import SelfExtend
-from pictures.common import canvas
+from pictures.common import canvas, picture
 
 LENGTH, LONGEST = 4096, 16384
 
@@ -38,6 +36,7 @@ def last_query(group_size: int) -> Tensor:
     return torch.where(plain < enc.neighbor_window, plain, queries - keys).flip(0)
 
 
+@picture("self-extend-distances")
 def draw_self_extend_distances() -> Figure:
     figure, axes = canvas(columns=2, height=3.1)
     left, right = axes[0]
@@ -61,6 +60,3 @@ def draw_self_extend_distances() -> Figure:
     right.set(xlim=(-0.7, 15.7), ylim=(15.7, -0.7), xlabel="key n", ylabel="query m")
     right.set(xticks=range(0, 16, 3), yticks=range(0, 16, 3))
     return figure
-
-
-PICTURES: dict[str, Callable[[], Figure]] = {"self-extend-distances": draw_self_extend_distances}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
 from matplotlib.figure import Figure
@@ -11,7 +10,7 @@ from torch import Tensor
 
 import pe
 from pe import figures
-from pictures.common import canvas
+from pictures.common import canvas, picture
 
 GAP, LENGTH = 8.0, 1024
 LOOKS = ((0.1, ":"), (0.125, "--"), (0.168, "-"), (0.25, "-."))
@@ -32,6 +31,7 @@ def weight_numbers(n: Tensor, s: float | None) -> Tensor:
     return 1 / (1 + (n - 1) * (-GAP * scale).exp())
 
 
+@picture("ssmax-fading")
 def draw_ssmax_fading() -> Figure:
     n = torch.logspace(0.35, 6, 160).long()
     figure, axes = canvas(columns=2)
@@ -53,6 +53,3 @@ def draw_ssmax_fading() -> Figure:
 def start(length: int) -> float:
     """1 / mean of ln 1 .. ln length."""
     return length / math.lgamma(length + 1)
-
-
-PICTURES: dict[str, Callable[[], Figure]] = {"ssmax-fading": draw_ssmax_fading}

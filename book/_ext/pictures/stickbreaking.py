@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
 from matplotlib.figure import Figure
@@ -12,7 +11,7 @@ from torch import Tensor
 from pe import figures
 from pe.attention.dense import attention_weights
 from pe.encodings.stickbreaking import StickBreaking
-from pictures.common import canvas
+from pictures.common import canvas, picture
 
 MATCHES, LENGTH = (20, 70), 100
 
@@ -35,6 +34,7 @@ def search_numbers() -> Tensor:
     return logits
 
 
+@picture("stick-search")
 def draw_stick_search() -> Figure:
     figure, axes = canvas(columns=2)
     left, right = axes[0]
@@ -58,6 +58,3 @@ def draw_stick_search() -> Figure:
 def half_life(logit: float) -> float:
     """After how many keys of this logit half of the stick is left."""
     return math.log(2) / math.log1p(math.exp(logit))
-
-
-PICTURES: dict[str, Callable[[], Figure]] = {"stick-search": draw_stick_search}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from matplotlib.figure import Figure
 from torch import Tensor
@@ -11,7 +9,7 @@ from torch import Tensor
 from pe import figures
 from pe.encodings.t5 import T5
 from pictures.biases import distance_bias
-from pictures.common import canvas
+from pictures.common import canvas, picture
 
 LONGEST = 512
 
@@ -22,6 +20,7 @@ def buckets(num_buckets: int = 32, max_distance: int = 128) -> Tensor:
     return encoding.buckets(torch.arange(LONGEST))
 
 
+@picture("t5-buckets")
 def draw_t5_buckets() -> Figure:
     figure, axes = canvas(columns=2)
     left, right = axes[0]
@@ -39,6 +38,3 @@ def draw_t5_buckets() -> Figure:
     right.set_xticks([0, 1, 4, 16, 113], ["0", "1", "4", "16", "113"])
     right.legend(fontsize=8)
     return figure
-
-
-PICTURES: dict[str, Callable[[], Figure]] = {"t5-buckets": draw_t5_buckets}

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from pe import figures
-from pictures.common import NARROW, canvas
+from pictures.common import NARROW, canvas, picture
 
 LEAD, TRAINED = 8.0, 1024
 Rule = Callable[[Tensor], Tensor]
@@ -29,6 +29,7 @@ def weights(rule: Rule, ratio: Tensor) -> Tensor:
     return 1 / (1 + (TRAINED * ratio - 1) * torch.exp(-rule(ratio) * LEAD))
 
 
+@picture("temperature-rules")
 def draw_rules() -> Figure:
     figure, axes = canvas(rows=2, height=5.6, width=NARROW)
     top, bottom = axes[:, 0]
@@ -47,6 +48,3 @@ def draw_rules() -> Figure:
         ax.minorticks_off()
     bottom.legend(fontsize=9, loc="upper left")
     return figure
-
-
-PICTURES: dict[str, Callable[[], Figure]] = {"temperature-rules": draw_rules}

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from book_models import ledger, when
 from matplotlib.figure import Figure
 
 from pe import figures
-from pictures.common import NARROW, canvas
+from pictures.common import NARROW, canvas, picture
 
 YEARS = (2017, 2026)
 APART = 0.3
@@ -29,6 +27,7 @@ def placed(times: list[float], apart: float = APART) -> list[float]:
     return result
 
 
+@picture("who-timeline")
 def draw_timeline() -> Figure:
     figure, axes = canvas(height=6.4, width=NARROW + 0.3)
     ax = axes[0, 0]
@@ -52,6 +51,3 @@ def draw_timeline() -> Figure:
     for side in ax.spines.values():
         side.set_visible(False)
     return figure
-
-
-PICTURES: dict[str, Callable[[], Figure]] = {"who-timeline": draw_timeline}

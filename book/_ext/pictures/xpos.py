@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
 from matplotlib.figure import Figure
@@ -12,7 +11,7 @@ from torch import Tensor
 import pe
 from pe import figures
 from pe.encodings.xpos import XPos
-from pictures.common import canvas, logits_by_distance
+from pictures.common import canvas, logits_by_distance, picture
 
 WIDTH, PAIRS = 64, (0, 8, 16, 24, 31)
 
@@ -46,6 +45,7 @@ def factor_numbers(length: int = 60_000, step: int = 100) -> tuple[Tensor, Tenso
     return positions, torch.stack(sizes[0]), torch.stack(sizes[1])
 
 
+@picture("xpos-decay")
 def draw_xpos_decay() -> Figure:
     figure, axes = canvas(columns=2)
     left, right = axes[0]
@@ -61,6 +61,7 @@ def draw_xpos_decay() -> Figure:
     return figure
 
 
+@picture("xpos-stretches")
 def draw_xpos_stretches() -> Figure:
     figure, axes = canvas(columns=2, height=2.6)
     positions, q, k = factor_numbers()
@@ -77,9 +78,3 @@ def draw_xpos_stretches() -> Figure:
 def half_life(pair: int) -> float:
     """Tokens after which the pair's part is halved."""
     return math.log(0.5) / float(encoding().exact_buffers()["rate"][pair])
-
-
-PICTURES: dict[str, Callable[[], Figure]] = {
-    "xpos-decay": draw_xpos_decay,
-    "xpos-stretches": draw_xpos_stretches,
-}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
 from matplotlib.figure import Figure
@@ -11,7 +10,7 @@ from torch import Tensor
 
 from pe import figures
 from pe.encodings.yarn import YaRN
-from pictures.common import BASE, canvas, frequencies
+from pictures.common import BASE, canvas, frequencies, picture
 
 
 def cutoffs(head_dim: int, original_length: int) -> tuple[int, int]:
@@ -32,6 +31,7 @@ def yarn_ratios(head_dim: int, original_length: int, factor: float) -> dict[str,
     }
 
 
+@picture("yarn-frequencies")
 def draw_yarn_frequencies() -> Figure:
     head_dim, original, factor = 128, 4096, 16.0
     ratios = yarn_ratios(head_dim, original, factor)
@@ -59,6 +59,7 @@ def draw_yarn_frequencies() -> Figure:
     return figure
 
 
+@picture("yarn-small")
 def draw_yarn_small() -> Figure:
     head_dim, factor = 32, 8.0
     figure, axes = canvas()
@@ -80,9 +81,3 @@ def draw_yarn_small() -> Figure:
     ax.set(xlabel="pair i", ylabel="new frequency / old", ylim=(0, 1.08))
     ax.legend(frameon=False, fontsize=8, title="original length", title_fontsize=8)
     return figure
-
-
-PICTURES: dict[str, Callable[[], Figure]] = {
-    "yarn-frequencies": draw_yarn_frequencies,
-    "yarn-small": draw_yarn_small,
-}

@@ -22,7 +22,7 @@ from traitlets.config import Config
 from pe.runs.parameters import PLANNED
 
 GRACE_SECONDS = 60.0
-"""An interrupted cell may take so many seconds to save and to end ($PE_GRACE_SECONDS)."""
+"""Seconds that an interrupted cell has to save a checkpoint and end ($PE_GRACE_SECONDS)."""
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -46,7 +46,7 @@ class Client(PapermillNotebookClient):
         """Whether the cells ended well and never asked for the run that the command named."""
 
     def papermill_execute_cells(self) -> None:
-        """Execute the cells; then look for what `pe.configure` and its like take away."""
+        """Execute the cells, and check that they called the launcher, which removes `PLANNED`."""
         super().papermill_execute_cells()
         if self.nb_man.failure is None:
             left = {"left": f"{PLANNED!r} in __import__('os').environ"}
@@ -84,7 +84,7 @@ class Client(PapermillNotebookClient):
         """Show progress reports on their way into the notebook."""
         content = msg["content"]
         if self.bar is not None and (content.get("metadata") or {}).get("pe_progress"):
-            # Of several lines the last one, which sums up.
+            # The last line of a report is its summary.
             report = content["data"].get("text/plain", "").strip().rpartition("\n")[2]
             with contextlib.suppress(OSError):
                 self.bar.set_description_str(f"{self.heading}  {report}", refresh=False)
@@ -145,6 +145,6 @@ def _error(cell: Any, name: str, value: str) -> CellExecutionError:
 
 
 def note(text: str) -> None:
-    """Print a line that stays, also where progress is not wanted."""
+    """Print a line to stderr above the progress line."""
     with contextlib.suppress(OSError):
         tqdm.write(text, file=sys.stderr)

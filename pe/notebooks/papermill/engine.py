@@ -69,10 +69,10 @@ def plan(notebook: Any) -> Folder:
 
 @contextlib.contextmanager
 def hold(run: Folder) -> Iterator[None]:
-    """Hold the run's folder for a notebook, from before the first write to after the last.
+    """Lock the run's folder for a notebook, from before the first write to after the last.
 
-    The trainer locks the folder while it trains, in the kernel's process (`pe.runs.Folder.lock`).
-    This second lock covers the rest of papermill's life.
+    The trainer locks the folder in the kernel's process while it trains (`pe.runs.Folder.lock`).
+    This second lock covers the whole time that papermill runs.
 
     Raises:
         Busy: a trainer or another notebook has the folder; nothing in it was touched.
@@ -92,9 +92,9 @@ def hold(run: Folder) -> Iterator[None]:
 
 
 class Manager(NotebookExecutionManager):
-    """papermill's manager, which also keeps the notebook in the run's folder.
+    """papermill's manager, which also writes the notebook into the run's folder.
 
-    Whatever the output path is (none, ``-``, another folder), and also when a cell fails.
+    It does so for any output path (none, ``-``, another folder), and also when a cell fails.
     """
 
     failure: CellExecutionError | None = None
@@ -143,7 +143,11 @@ def execute(
             nb, copy, output_path=output_path, log_output=log_output,
             autosave_cell_every=autosave_cell_every,
         )  # fmt: skip
-        for name in ("input_path", "timeout", "startup_timeout"):  # papermill's names are others
+        for name in (
+            "input_path",
+            "timeout",
+            "startup_timeout",
+        ):  # papermill calls the timeouts otherwise
             options.pop(name, None)
         client = Client(
             manager, quiet, kernel_name=kernel_name, log=logger, log_output=log_output,
@@ -166,7 +170,7 @@ def execute(
         except BaseException as error:
             reason = f"{type(error).__name__}: {error}"
             if manager.failure is None or not isinstance(error, DeadKernelError):
-                raise  # of a kernel that died in a cell, the cell says so
+                raise  # if a kernel died in a cell, the output of the cell says so
         finally:
             manager.notebook_complete()
             failure = manager.failure
@@ -190,7 +194,7 @@ def execute(
 
 
 def _environment(run: Folder) -> dict[str, str]:
-    """Return the kernel's environment: the same folders as here, and a page without chatter."""
+    """Return the kernel's environment: the folders of this process, and libraries kept quiet."""
     quiet = {
         "TRANSFORMERS_VERBOSITY": "error",
         "ACCELERATE_LOG_LEVEL": "error",
@@ -205,7 +209,8 @@ def _record_failure(
 ) -> None:
     """Write into run.json that the run failed.
 
-    Not where the trainer has done so, or where the run was complete before: only showing it failed.
+    Nothing is written if the trainer has done so, or if the run was complete before: then only the
+    display of its results failed.
     """
     if before is not None and before.status == "complete":
         return
@@ -215,7 +220,7 @@ def _record_failure(
         now = run.record if run.exists() else None
         if now is None or now == before or now.status not in (wanted, "interrupted"):
             run.fail(reason, wanted, name)
-        elif name:  # the kernel is always sent SIGINT; the record names what we were sent
+        elif name:  # the kernel always gets SIGINT; the record names the signal that we got
             run.update(signal=name)
     except (ValueError, OSError) as error:
         note(f"pe: the failure could not be recorded: {error}")

@@ -59,7 +59,9 @@ def positional(words: Sequence[str]) -> list[str]:
             continue
         name = word.partition("=")[0] if word.startswith("--") else word[:2]
         values = 2 if name in TWO_VALUES else 0 if name in FLAGS else 1
-        del left[: max(0, values - (len(word) > len(name)))]  # one may be joined: -ppe, --cwd=x
+        del left[
+            : max(0, values - (len(word) > len(name)))
+        ]  # one value may be joined to its option: -ppe, --cwd=x
     return paths
 
 
@@ -142,5 +144,5 @@ def _engine() -> type:
 def __getattr__(name: str) -> Any:
     if name != "PeEngine":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    importlib.import_module("papermill.engines")  # loads its entry points: the look-up that counts
+    importlib.import_module("papermill.engines")  # papermill looks up its entry points there
     return _engine()
