@@ -37,6 +37,22 @@ def test_estimates_are_close_to_recorded_peaks(record: str, recipe: str) -> None
     assert memory.estimate(chosen).total == pytest.approx(recorded, rel=0.02)
 
 
+def test_a_step_with_matrices_needs_at_most_what_is_estimated() -> None:
+    """The compiler keeps fewer matrices than an eager step, and of DAPE's half."""
+    (speed,) = (s for s in map(_speed, find(ROOT / "runs")) if s.record["run"] == "h200-2")
+    for name, least in (("dape", 0.4), ("path", 0.8), ("stickbreaking", 0.7)):
+        recorded = speed.result(name, "train", 1024)["peak_memory_gib"]
+        total = memory.estimate(pe.recipe("tiny", pe=name)).total
+        assert least * total <= recorded <= total, name
+
+
+def test_rows_that_a_kernel_reads_are_counted() -> None:
+    chosen = pe.recipe("tiny", pe="relative_content", pe_options={"reach": 512})
+    rows = 64 * chosen.num_attention_heads * 1024 * 512 * 4
+    assert matrix_bytes(chosen, 64) == [(rows, 2 * rows)] * chosen.num_hidden_layers
+    assert matrix_bytes(pe.recipe("tiny", pe="fox"), 64)[0] == (0.0, 0.0)
+
+
 def _speed(run: Any) -> Speed:
     return Speed(run.read())
 

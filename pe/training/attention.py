@@ -9,6 +9,9 @@ No table holds these numbers, because they follow from the encoding's code. `mat
 short sequences through `pe.attend` and counts what torch saves for the gradient. A compiled step
 saves as much, or less if the compiler computes something a second time. An eager step saves less,
 because it computes an expensive bias in blocks (`pe.encodings.core.query_rows`).
+
+Kernels keep no such matrix, but of a bias with a row for each query (`pe.encodings.core.forms`)
+they keep the rows.
 """
 
 from __future__ import annotations
@@ -30,6 +33,7 @@ from pe.attention import attend, path_for
 from pe.attention.rows import BLOCK
 from pe.encodings import Encoding, encoding
 from pe.encodings.core import query_rows
+from pe.encodings.core.forms import ROWS
 from pe.encodings.core.spec import layer_specs
 from pe.recipes.recipe import Recipe
 from pe.training.check import encoding_options, encoding_sizes
@@ -75,7 +79,7 @@ def _path(enc: Encoding, recipe: Recipe, windows: int, device: torch.device | No
 
 
 def matrix_bytes(recipe: Recipe, windows: int) -> list[tuple[float, float]]:
-    """Return the memory that matrices take in a training step on a GPU, for each layer.
+    """Return the memory that matrices and rows take in a training step on a GPU, for each layer.
 
     Args:
         windows: number of windows in a forward pass of one process.
@@ -99,9 +103,19 @@ def matrix_bytes(recipe: Recipe, windows: int) -> list[tuple[float, float]]:
         )
         path = _path(enc, recipe, windows, None)
         whole, block = 4 * matrices * entries, 4 * matrices * min(entries, BLOCK)
-        of_path = {"matrix": (whole, 2 * whole), "rows": (0.0, 2 * block)}
+        rows = 4.0 * entries / length * _row_length(enc, recipe) if path == "kernel" else 0.0
+        of_path = {
+            "matrix": (whole, 2 * whole), "rows": (0.0, 2 * block), "kernel": (rows, 2 * rows),
+        }  # fmt: skip
         sizes.append(of_path.get(path, (0.0, 0.0)))
     return sizes
+
+
+def _row_length(enc: Encoding, recipe: Recipe) -> int:
+    """Return how many numbers for each head and query the kernels read."""
+    state = enc.key_state(torch.zeros(1, 1, recipe.hidden_size)) if enc.state_size else None
+    form = enc.bias_form(1, CPU, state)
+    return form.reach if form.kind == ROWS else 0
 
 
 @functools.cache
