@@ -100,8 +100,8 @@ def test_variants_are_judged_on_the_same_tokens_and_recorded(place: Path) -> Non
     assert len(untouched["needles"]["tasks"]["multikey"]["512"]["prompts"]) == 3
     assert results.cut(record) == [untouched["perplexity"]["128"]["nll"]] * 2
     assert "128" not in untouched["needles"]["tasks"]["multikey"], "no room for its needles"
-    for show in (page.losses, page.samples, page.settings):
-        assert "–" not in show(record).data
+    for shown in (page.losses(record), page.samples(record), page.settings(run, record)):
+        assert "–" not in shown.data
     found = page.retrieval(record).data
     assert found.count(" – |") == 4 + 4, "no room at 128, so cutting to 128 has no share either"
     assert found.count("untouched, cut to the training length") == 2
