@@ -6,6 +6,7 @@ import json
 import os
 import pty
 import select
+import re
 import shutil
 import signal
 import subprocess
@@ -68,8 +69,8 @@ def test_the_exact_command_in_a_terminal(tmp_path: Path) -> None:
     assert status == 0, out
     assert folder(runs).name.startswith("pope-s0-")
     assert "pe-run:" not in out
-    # drawn in place, then kept as a line
-    assert "\r[5/5] Training  step 3/5" in out
+    # drawn in place, not every step on a busy machine, then kept as a line
+    assert re.search(r"\r\[5/5\] Training  step [1-4]/5\r", out), out
     assert "step 5/5\r\n" in out
     assert "Missing argument" not in out
     assert "encryption" not in out
