@@ -26,10 +26,10 @@ from pe.model.config import PEConfig
 
 @pytest.mark.parametrize(
     ("length", "npos"),
-    [(1, 2), (1, 9), (65, 12), (65, 66), (128, 129)],
+    [(1, 2), (1, 9), (65, 12), (65, 66), (128, 129), (200, 24)],
 )
 def test_kernels_agree_with_the_definition(length: int, npos: int) -> None:
-    """The smaller of two tables ends within the text. Whole blocks beyond it: test_cope_far.py."""
+    """The smaller of two tables ends within the text, so that whole blocks are alike; 24 too."""
     enc = made(32, npos)
     case: dict[str, Any] = {"length": length, "heads": 2, "kv": 1, "width": 32}
     agree(computed(enc, "kernel", **case), computed(enc, "dense", **case))
@@ -63,15 +63,20 @@ def test_the_last_row_that_is_counted_to_has_its_gradient(length: int) -> None:
     agree(computed(enc, "kernel", **case), computed(enc, "dense", **case))
 
 
-def test_a_long_sequence_is_done_a_few_heads_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two key heads and then one, and shares of the gradient of keys that are added up.
+@pytest.mark.parametrize(
+    ("heads", "kv", "batch", "pieces"), [(4, 2, 2, 1), (4, 2, 2, 2), (6, 3, 1, 2)]
+)
+def test_a_long_sequence_is_done_a_few_heads_at_a_time(
+    heads: int, kv: int, batch: int, pieces: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pieces that end within a sequence, and shares of the gradient of keys that are added up.
 
-    Pieces of several sequences: tests/test_cope_far.py.
+    In the last case the pieces have two key heads and then one.
     """
     enc = made(16, 20)
-    case: dict[str, Any] = {"length": 70, "heads": 6, "kv": 3, "width": 16}
+    case = {"length": 70, "heads": heads, "kv": kv, "width": 16, "batch": batch}
     exact = computed(enc, "dense", **case)
-    monkeypatch.setattr(cope_launch, "HELD", 2 * 70 * 32 * 2)
+    monkeypatch.setattr(cope_launch, "HELD", pieces * 70 * 32 * 2)
     agree(computed(enc, "kernel", **case), exact)
 
 

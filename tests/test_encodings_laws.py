@@ -69,6 +69,7 @@ def test_laws_of_sums(spec: str) -> None:
         ("rope", {"rotary_fraction": 0.5}),
         ("pope", {"delta_init": "uniform", "rotary_fraction": 0.5}),
         ("yarn", {"dynamic": True}),
+        ("yarn+resonance", {"dynamic": True}),
         ("yarn", {"factor": 8.0, "attention_factor": 1.3, "truncate": False}),
         ("yarn", {"original_length": 300}),
         ("longrope", {"dynamic": True}),

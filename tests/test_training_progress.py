@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from model_tools import one_per_kind
 from tiny_training import lines, spoiled, tiny, train_tiny, weights, with_step
 
 import pe
@@ -33,7 +32,7 @@ def repeating(shared: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("name", one_per_kind(pe.list_encodings()))
+@pytest.mark.parametrize("name", pe.list_encodings())
 def test_forty_steps_on_a_repeating_text_are_learned(
     tmp_path: Path, repeating: Path, name: str
 ) -> None:

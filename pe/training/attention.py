@@ -142,7 +142,7 @@ def matrices_of(
     positions: bool = False,
     mask: bool = False,
 ) -> float:
-    """Return how many float32 numbers a layer saves for each head, query and key of a sequence.
+    """Return the number of float32 matrices, over heads, queries and keys, that a layer saves.
 
     What is saved for B sequences of T tokens is a polynomial in B and T. In B it is linear, and in
     T of degree 3, because PaTH under a mask has a matrix for each query. It is fitted to short

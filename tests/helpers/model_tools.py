@@ -77,14 +77,14 @@ def one_per_kind(
 
 
 def in_a_cache(enc: Encoding) -> tuple[Any, ...]:
-    """How a cache holds an encoding's keys, and what is made anew from them in each step."""
+    """Return the traits of an encoding on which a cache depends."""
     q, k, where = torch.ones(1, 4, 2, 16), torch.ones(1, 2, 2, 16), torch.arange(2)
     width = enc.rotate(q, k, where, where)[1].shape[-1]
     return (enc.raw_keys, enc.length_dependent, enc.state_size, enc.embeds, enc.biased, width)
 
 
 def in_a_run(enc: Encoding) -> tuple[Any, ...]:
-    """What training, a checkpoint, evaluation and a sample can tell of an encoding."""
+    """Return the traits of an encoding on which training, checkpoints and evaluation depend."""
     learns = any(p.requires_grad for p in enc.parameters())
     ends = enc.max_positions is not None
     return (enc.random, learns, enc.per_layer, enc.raw_keys, enc.state_size, enc.embeds, ends)
