@@ -144,6 +144,24 @@ def test_places_of_several_gpus_train_together_and_keep_to_their_runs(
         runner.main(["paper/rope=1x8", "--gpus", "2"])
 
 
+def test_a_run_that_leaves_a_damaged_record_does_not_stop_the_others(
+    lease: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runner = lease("runner")
+
+    def execute(task: dict[str, Any], environment: dict[str, str]) -> None:
+        folder = Path(task["directory"])
+        folder.mkdir(parents=True)
+        (folder / "run.json").write_text('{"status": "comp')
+
+    monkeypatch.setattr(runner, "execute", execute)
+    monkeypatch.setenv("PE_RUNS", str(tmp_path))
+    runner.main(["every/rope:0=1", "every/alibi:0=1"])
+    printed = capsys.readouterr().out
+    assert printed.count("FAILED") == 2
+    assert printed.rstrip().endswith("the end")
+
+
 def test_runs_that_no_place_would_take_are_refused_and_not_waited_for(lease: Any) -> None:
     runner = lease("runner")
     for words in (["every/rope=0"], ["paper/rope=1x8", "every/rope=0"], ["every/rope=0x2"]):

@@ -178,12 +178,12 @@ def place(study: str, queue: Queue, devices: Sequence[int]) -> None:
         began, whole = time.monotonic(), False
         try:
             whole = one(planned, queue, devices, gpus)
+            run = planned.run()
+            trained = run.exists() and run.read()["status"] == "complete"
+            if not whole and trained and not planned.zero_shot:
+                queue.again.append(planned)
         except Exception:  # logged, and the next run begins
             log(f"FAILED {planned.label}: {traceback.format_exc()}")
-        run = planned.run()
-        trained = run.exists() and run.read()["status"] == "complete"
-        if not whole and trained and not planned.zero_shot:
-            queue.again.append(planned)
         queue.ended(planned, whole, time.monotonic() - began, gpus)
 
 
