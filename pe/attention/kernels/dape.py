@@ -143,7 +143,7 @@ def backward(
         b_base = tl.dot(w1b, b_b, tl.zeros((WB, BN), tl.float32) + c, input_precision=PRECISION)
         b_ds_sum = tl.zeros((HB, BN), tl.float32)
         b_din_sum = tl.zeros((WB, BN), tl.float32)
-        dw1z, dw2_t = tl.zeros((WB, HB), tl.float32), tl.zeros((WB, HB), tl.float32)
+        dw1z_t, dw2 = tl.zeros((HB, WB), tl.float32), tl.zeros((HB, WB), tl.float32)
         for i_b in range(0, B):
             o = i_b * step + o_row + o_key
             o_stat = (i_b * H + o_h) * R + i_r
@@ -164,18 +164,18 @@ def backward(
             b_ds_sum += b_ds
             b_din_sum += b_din
             b_z, b_unit, b_ds, b_din = b_z.to(SUM), b_unit.to(SUM), b_ds.to(SUM), b_din.to(SUM)
-            dw1z = tl.dot(b_din, tl.trans(b_z), dw1z, input_precision=PRECISION)
-            dw2_t = tl.dot(b_unit, tl.trans(b_ds), dw2_t, input_precision=PRECISION)
+            dw1z_t = tl.dot(b_z, tl.trans(b_din), dw1z_t, input_precision=PRECISION)
+            dw2 = tl.dot(b_ds, tl.trans(b_unit), dw2, input_precision=PRECISION)
         w1b_t = load_matrix(p_w1 + H, o_h, o_w, H, W, 1, 2 * H)
         b_db = tl.dot(w1b_t, b_din_sum, b_ds_sum, input_precision=PRECISION)
         tl.store(p_db + (o_h[:, None] * R + i_r) * T + m - o_key, b_db, m_seen)
-        dw1b = tl.dot(b_din_sum, tl.trans(b_b), input_precision=PRECISION)
+        dw1b_t = tl.dot(b_b, tl.trans(b_din_sum), input_precision=PRECISION)
         i_part = i_r * tl.num_programs(1) + i_n
-        m_both = (o_w < W)[:, None] & (o_h < H)[None, :]
-        o_w1 = i_part * W * 2 * H + o_w[:, None] * (2 * H) + o_h[None, :]
-        tl.store(p_dw1 + o_w1, dw1z, m_both)
-        tl.store(p_dw1 + H + o_w1, dw1b, m_both)
-        tl.store(p_dw2 + i_part * W * H + o_h[None, :] * W + o_w[:, None], dw2_t, m_both)
+        m_both = m_h & (o_w < W)[None, :]
+        o_w1 = i_part * W * 2 * H + o_w[None, :] * (2 * H) + o_h[:, None]
+        tl.store(p_dw1 + o_w1, dw1z_t, m_both)
+        tl.store(p_dw1 + H + o_w1, dw1b_t, m_both)
+        tl.store(p_dw2 + i_part * W * H + o_h[:, None] * W + o_w[None, :], dw2, m_both)
         tl.store(p_dc + i_part * W + o_w, tl.sum(b_din_sum, 1), o_w < W)
 
 
