@@ -37,6 +37,11 @@ HELD = 2**27
 """The most entries of a matrix of logits that exists at once, 4 bytes each."""
 ALIGNED = 16
 """The logits of each query begin at a multiple of this number."""
+PROGRAMS = 2048
+"""How many programs are wanted for a gradient, about eight times as many as run at once. Each
+writes a part of the gradients of W1, c and W2."""
+LENGTH = 200
+"""The number of tokens of the self-check."""
 SLOPE: tl.constexpr = tl.constexpr(0.01)
 """The slope of leaky_relu below 0."""
 FORWARD = {"BN": 64, "num_warps": 4, "num_stages": 1}
@@ -106,44 +111,42 @@ def backward(
     p_dw1, p_dc, p_dw2, B, first, R, K, T, H, W, scale,
     HB: tl.constexpr, WB: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Write the weights p and the gradient of q k^T, of one query and BN keys in all sequences.
+    """Write the weights p and the gradient of q k^T, of one query in all sequences.
+
+    Program (., i) has the blocks of keys i, i + S, i + 2S ..., where S is the number of programs
+    per query. The queries with the most keys come first.
 
     Args:
         p_dp: (B, H, R, K) float32, the gradient of p. p_delta: (B, H, R) float32, sums of p dp.
         p_p, p_dz: (B, H, R, K), written, 0 for keys ahead.
         p_db: (H, R, T) float32, the gradient of b for each query and distance, added up over B.
             It is not written where no key is at this distance.
-        p_dw1, p_dc, p_dw2: (R, blocks of keys, ...) float32, parts of the gradients of W1, c and
-            W2. They are not written by programs whose keys all lie ahead.
+        p_dw1, p_dc, p_dw2: (R, S, ...) float32, parts of the gradients of W1, c and W2, written.
         Other arguments are those of `forward`; p_z is only read.
     """
     # Products over keys and sequences are sums of so many that their rounding errors average out.
     SUM: tl.constexpr = tl.float32 if PRECISION == "ieee" else tl.bfloat16
-    i_r, i_n = tl.program_id(0), tl.program_id(1)
+    i_r, i_n, across = R - 1 - tl.program_id(0), tl.program_id(1), tl.num_programs(1)
     m = first + i_r
-    o_h, o_w = tl.arange(0, HB), tl.arange(0, WB)
-    o_key = (i_n * BN + tl.arange(0, BN))[None, :]
+    o_h, o_w, o_n = tl.arange(0, HB), tl.arange(0, WB), tl.arange(0, BN)
+    w1z = load_matrix(p_w1, o_w, o_h, W, H, 2 * H, 1)
+    w1z_t = load_matrix(p_w1, o_h, o_w, H, W, 1, 2 * H)
+    w2 = load_matrix(p_w2, o_h, o_w, H, W, W, 1)
+    w2_t = load_matrix(p_w2, o_w, o_h, W, H, 1, W)
     m_h = (o_h < H)[:, None]
-    m_seen, m_written = m_h & (o_key <= m), m_h & (o_key < K)
     o_row = ((o_h.to(tl.int64) * R + i_r) * K)[:, None]
     step = tl.cast(R, tl.int64) * K * H
-    if i_n * BN > m:
-        b_none = tl.zeros((HB, BN), p_p.dtype.element_ty)
-        for i_b in range(0, B):
-            tl.store(p_p + i_b * step + o_row + o_key, b_none, m_written)
-            tl.store(p_dz + i_b * step + o_row + o_key, b_none, m_written)
-    else:
-        w1z = load_matrix(p_w1, o_w, o_h, W, H, 2 * H, 1)
-        w1z_t = load_matrix(p_w1, o_h, o_w, H, W, 1, 2 * H)
+    dw1z_t, dw1b_t = tl.zeros((HB, WB), tl.float32), tl.zeros((HB, WB), tl.float32)
+    dw2, dc = tl.zeros((HB, WB), tl.float32), tl.zeros((WB,), tl.float32)
+    for start in range(i_n * BN, m + 1, across * BN):
+        o_key = (start + o_n)[None, :]
+        m_seen, m_written = m_h & (o_key <= m), m_h & (o_key < K)
         w1b = load_matrix(p_w1 + H, o_w, o_h, W, H, 2 * H, 1)
-        w2 = load_matrix(p_w2, o_h, o_w, H, W, W, 1)
-        w2_t = load_matrix(p_w2, o_w, o_h, W, H, 1, W)
         c = tl.load(p_c + o_w, o_w < W, 0.0)[:, None]
         b_b = tl.load(p_table + o_h[:, None] * T + m - o_key, m_seen, 0.0)
         b_base = tl.dot(w1b, b_b, tl.zeros((WB, BN), tl.float32) + c, input_precision=PRECISION)
         b_ds_sum = tl.zeros((HB, BN), tl.float32)
         b_din_sum = tl.zeros((WB, BN), tl.float32)
-        dw1z_t, dw2 = tl.zeros((HB, WB), tl.float32), tl.zeros((HB, WB), tl.float32)
         for i_b in range(0, B):
             o = i_b * step + o_row + o_key
             o_stat = (i_b * H + o_h) * R + i_r
@@ -154,7 +157,7 @@ def backward(
             b_in = tl.dot(w1z, b_z, b_base, input_precision=PRECISION)
             b_unit = tl.maximum(b_in, b_in * SLOPE)
             b_s = tl.dot(w2, b_unit, b_z + b_b, input_precision=PRECISION)
-            b_p = tl.where(m_seen, tl.exp(b_s - lse), 0.0)
+            b_p = tl.exp(tl.where(m_seen, b_s - lse, float("-inf")))
             b_ds = b_p * (b_dp - delta)
             tl.store(p_p + o, b_p.to(p_p.dtype.element_ty), m_written)
             b_din = tl.dot(w2_t, b_ds, input_precision=PRECISION)
@@ -169,14 +172,22 @@ def backward(
         w1b_t = load_matrix(p_w1 + H, o_h, o_w, H, W, 1, 2 * H)
         b_db = tl.dot(w1b_t, b_din_sum, b_ds_sum, input_precision=PRECISION)
         tl.store(p_db + (o_h[:, None] * R + i_r) * T + m - o_key, b_db, m_seen)
-        dw1b_t = tl.dot(b_b, tl.trans(b_din_sum), input_precision=PRECISION)
-        i_part = i_r * tl.num_programs(1) + i_n
-        m_both = m_h & (o_w < W)[None, :]
-        o_w1 = i_part * W * 2 * H + o_w[None, :] * (2 * H) + o_h[:, None]
-        tl.store(p_dw1 + o_w1, dw1z_t, m_both)
-        tl.store(p_dw1 + H + o_w1, dw1b_t, m_both)
-        tl.store(p_dw2 + i_part * W * H + o_h[:, None] * W + o_w[None, :], dw2, m_both)
-        tl.store(p_dc + i_part * W + o_w, tl.sum(b_din_sum, 1), o_w < W)
+        dw1b_t = tl.dot(b_b, tl.trans(b_din_sum), dw1b_t, input_precision=PRECISION)
+        dc += tl.sum(b_din_sum, 1)
+    i_part, m_both = i_r * across + i_n, m_h & (o_w < W)[None, :]
+    o_w1 = i_part * W * 2 * H + o_w[None, :] * (2 * H) + o_h[:, None]
+    tl.store(p_dw1 + o_w1, dw1z_t, m_both)
+    tl.store(p_dw1 + H + o_w1, dw1b_t, m_both)
+    tl.store(p_dw2 + i_part * W * H + o_h[:, None] * W + o_w[None, :], dw2, m_both)
+    tl.store(p_dc + i_part * W + o_w, dc, o_w < W)
+    ahead = m // BN + 1  # the first block of keys that all lie ahead, then the first of this program
+    ahead += (i_n + across - ahead % across) % across
+    for start in range(ahead * BN, K, across * BN):
+        o_key = (start + o_n)[None, :]
+        b_none = tl.zeros((HB, BN), p_p.dtype.element_ty)
+        for i_b in range(0, B):
+            tl.store(p_p + i_b * step + o_row + o_key, b_none, m_h & (o_key < K))
+            tl.store(p_dz + i_b * step + o_row + o_key, b_none, m_h & (o_key < K))
 
 
 def blocks(batch: int, heads: int, length: int) -> Iterator[tuple[slice, slice]]:
@@ -280,9 +291,10 @@ def gradients(
         z = product(q[here], k[some, :, :keys].mT)
         dp = product(gradient[here], v[some, :, :keys].mT)
         p, dz = (torch.empty_like(z, dtype=q.dtype) for _ in range(2))
-        grid = z.shape[2], triton.cdiv(keys, options["BN"])
+        most = max(1, PROGRAMS // z.shape[2])
+        grid = z.shape[2], min(most, triton.cdiv(keys, options["BN"]))
         parts = [z.new_zeros(heads, z.shape[2], length)]
-        parts += [z.new_zeros(grid[0] * grid[1], *x.shape) for x in network]
+        parts += [z.new_empty(grid[0] * grid[1], *x.shape) for x in network]
         backward[grid](
             z, dp, lse[here].contiguous(), delta[here].contiguous(), table, *network, p, dz, *parts,
             z.shape[0], rows.start, z.shape[2], keys, length, heads, len(c), scale, **options,
@@ -358,10 +370,10 @@ def self_check(heads: int, width: int, dtype: torch.dtype, device: torch.device)
     Raises:
         RuntimeError: the kernels fail or differ. The message says how, and what to use instead.
     """
-    random, scale, length = checks.random_on(device), 0.25, 200
-    q, k, v, gradient = checks.inputs(random, 2, heads, length, 16, 32, dtype)
+    random, scale = checks.random_on(device), 0.25
+    q, k, v, gradient = checks.inputs(random, 2, heads, LENGTH, 16, 32, dtype)
     w1, w2 = random(width, 2 * heads) / heads**0.5, random(heads, width) / width**0.5
-    network = random(heads, length), w1, random(width), w2
+    network = random(heads, LENGTH), w1, random(width), w2
 
     def compute() -> tuple[Tensor, ...]:
         out, lse = attend_by_kernel(q, k, v, scale, *network)
