@@ -111,7 +111,8 @@ class DAPE(Encoding):
 
     @property
     def has_form(self) -> bool:
-        return self.num_heads <= MOST_HEADS and self.hidden_bias.numel() <= MOST_UNITS
+        heads, units = self.head_weight.shape
+        return heads <= MOST_HEADS and units <= MOST_UNITS
 
     def bias_form(self, length: int, device: torch.device, state: Tensor | None) -> Form:
         table = self.prior.distance_bias(torch.arange(length, device=device))

@@ -3,19 +3,18 @@
     s = z + b + W2 leaky_relu(W1 [z, b] + c),    p = softmax(s),    o = p v
 
 z and b hold the logits and biases of all H heads for one query and key, and b is a table by
-distance. A number per head that would be added last has no effect on p, so it is left out. A fused kernel would have to hold queries, keys and values of all heads at once. Here the
-products of q, k and v are matrix products of torch, in float32 where their results are logits or
-gradients of weights. One kernel per direction does everything else that concerns a query and a key.
-It reads each logit once, and no hidden unit leaves the registers. For the gradient the logits are
-computed again.
+distance. A number per head that would be added last has no effect on p, so it is left out.
 
-The matrices exist for some sequences and queries at a time (`blocks`), so that memory does not grow
-with the square of the length. Each program writes its part of the gradients of W1, c, W2 and
-b, and torch adds the parts. The order of all sums is fixed.
+A fused kernel would have to hold queries, keys and values of all heads at once. Here torch
+multiplies q, k, v and the gradient of o as matrices, and one kernel per direction does all that
+concerns a query and a key. It reads each logit once, and no hidden unit leaves the registers. The
+backward pass computes the logits again. The matrices of logits exist for some sequences and queries
+at a time (`blocks`), so that memory does not grow with the square of the length.
 
-A program has one query and BN keys at a time, of all heads. H and W are rounded up to the powers of
-two HB and WB. Names: ``p_`` pointer, ``b_`` block, ``o_`` offset, ``m_`` mask, ``i_`` program
-index; everything else is a value.
+Each program writes its part of the gradients of W1, c, W2 and b, and torch adds the parts, so the
+order of all sums is fixed. A program has one query and BN keys at a time, of all heads. H and W are
+rounded up to the powers of two HB and WB. Names: ``p_`` pointer, ``b_`` block, ``o_`` offset,
+``m_`` mask, ``i_`` program index; everything else is a value.
 """
 
 from __future__ import annotations
@@ -180,8 +179,8 @@ def backward(
     tl.store(p_dw1 + H + o_w1, dw1b_t, m_both)
     tl.store(p_dw2 + i_part * W * H + o_h[:, None] * W + o_w[None, :], dw2, m_both)
     tl.store(p_dc + i_part * W + o_w, dc, o_w < W)
-    ahead = m // BN + 1  # the first block of keys that all lie ahead, then the first of this program
-    ahead += (i_n + across - ahead % across) % across
+    ahead = m // BN + 1  # the first block whose keys all lie ahead
+    ahead += (i_n + across - ahead % across) % across  # and the first of these of this program
     for start in range(ahead * BN, K, across * BN):
         o_key = (start + o_n)[None, :]
         b_none = tl.zeros((HB, BN), p_p.dtype.element_ty)
@@ -233,8 +232,8 @@ def attend(
     Args:
         q: (B, H, T, E). k: (B, K, T, E). v: (B, K, T, D). They have 16 bits or are float32.
         scale: factor of q k^T.
-        table: (H, T), the bias by distance. w1: (W, 2H). c: (W,). w2: (H, W). All are contiguous and
-            float32.
+        table: (H, T), the bias by distance. w1: (W, 2H). c: (W,). w2: (H, W). All are contiguous
+            and float32.
 
     Returns:
         o (B, H, T, D), and lse (B, H, T), ln of the sum of e^s.
@@ -383,6 +382,6 @@ def self_check(heads: int, width: int, dtype: torch.dtype, device: torch.device)
         return definition(q, k, v, scale, *network)
 
     wide = (x.double() for x in (q, k, v, *network))
-    out, pull = torch.func.vjp(of, *wide)
+    out, pull = torch.func.vjp(of, *wide)[:2]
     names = "b", "W1", "c", "W2"
     checks.agree(compute, (out, *pull(gradient.double())), dtype, names)
