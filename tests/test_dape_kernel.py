@@ -60,7 +60,7 @@ def agree(fast: dict[str, Tensor], exact: dict[str, Tensor]) -> None:
     ("length", "heads", "kv", "prior", "units"),
     [
         (1, 2, 2, "kerple_log", 3), (15, 8, 8, "kerple_log", 32), (32, 12, 4, "alibi", 32),
-        (37, 3, 1, "kerple_log", 5), (20, 20, 20, "kerple_log", 40),
+        (37, 3, 1, "kerple_log", 5), (20, 20, 20, "kerple_log", 20),
     ],
 )  # fmt: skip
 def test_kernels_agree_with_the_definition(
@@ -128,7 +128,7 @@ def test_what_turns_scales_or_hides_keeps_dape_from_the_kernel(
 
 
 @pytest.mark.parametrize(("heads", "units", "path"), [
-    (32, 64, "kernel"), (33, 64, "matrix"), (32, 65, "matrix"),
+    (32, 32, "kernel"), (33, 32, "matrix"), (32, 33, "matrix"),
 ])  # fmt: skip
 def test_a_network_too_large_for_registers_is_left_to_torch(
     heads: int, units: int, path: str, monkeypatch: pytest.MonkeyPatch

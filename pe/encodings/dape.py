@@ -32,7 +32,7 @@ from pe.encodings.core.query_rows import by_query_rows
 from pe.encodings.core.registry import register
 from pe.encodings.kerple import KerpleLog
 
-MOST_HEADS, MOST_UNITS = 32, 64
+MOST_HEADS, MOST_UNITS = 32, 32
 """The largest network for which the kernels have registers."""
 PRIORS: dict[str, type[KerpleLog] | type[ALiBi]] = {"kerple_log": KerpleLog, "alibi": ALiBi}
 

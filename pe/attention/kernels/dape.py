@@ -46,6 +46,8 @@ SLOPE: tl.constexpr = tl.constexpr(0.01)
 FORWARD = {"BN": 64, "num_warps": 4, "num_stages": 1}
 BACKWARD = {"BN": 64, "num_warps": 4, "num_stages": 1}
 """Keys per block, and options of the compiler."""
+ENTRIES = 1024
+"""The most logits of all heads in a block, whatever the number of keys, to spare registers."""
 
 
 @triton.jit
@@ -209,11 +211,13 @@ def product(a: Tensor, b: Tensor) -> Tensor:
 
 def _options(q: Tensor, w1: Tensor, plan: dict[str, int]) -> dict[str, Any]:
     """Return the constants and options with which a kernel is compiled."""
-    return {
-        "HB": max(16, triton.next_power_of_2(q.shape[1])),
-        "WB": max(16, triton.next_power_of_2(w1.shape[0])),
-        "PRECISION": "ieee" if q.dtype == torch.float32 else "tf32", **plan,
-    }  # fmt: skip
+    # Products on tensor cores sum over at least 16 numbers. With fewer units than 32, Triton 3.6
+    # would let warps repeat each other's products.
+    heads = max(16, triton.next_power_of_2(q.shape[1]))
+    units = max(32, triton.next_power_of_2(w1.shape[0]))
+    precision = "ieee" if q.dtype == torch.float32 else "tf32"
+    own = {"HB": heads, "WB": units, "PRECISION": precision}
+    return own | plan | {"BN": min(plan["BN"], ENTRIES // heads)}
 
 
 def _prepared(q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
