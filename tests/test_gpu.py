@@ -26,7 +26,8 @@ pytestmark = [
 ]
 ENCODINGS = ["nope", "rope", "yarn", "partial", "pope", "xpos", "fope"]
 BIASED = [
-    "alibi", "kerple_log", "kerple_power", "sandwich", "t5", "fire", "fox", "cope", "rope+alibi",
+    "alibi", "kerple_log", "kerple_power", "sandwich", "t5", "fire", "fox", "cope", "dape",
+    "rope+alibi",
 ]  # fmt: skip
 WINDOWED = [
     "rope+window:512", "nope+window:100+sinks:4+sink", "pope+chunk:300", "rope+sink",
@@ -320,7 +321,7 @@ def test_a_compiled_step_has_the_loss_and_gradients_of_the_eager_one(spec: str) 
 
 
 @pytest.mark.parametrize(
-    "spec", ["nope", "rope", "pope", "t5", "fire", "fox", "cope", "rope+alibi"]
+    "spec", ["nope", "rope", "pope", "t5", "fire", "fox", "cope", "dape", "rope+alibi"]
 )
 def test_a_compiled_model_reads_a_prompt_as_the_eager_one(spec: str) -> None:
     recipe = pe.recipe("demo", pe=spec)

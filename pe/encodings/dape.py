@@ -12,8 +12,8 @@ initial values of torch's linear layers. The initial model thus has a random bia
 the content. This is the first version; DAPE V2 (arXiv:2410.04798) lets f see neighbouring keys too.
 
 DAPE learns f and the parameters of b in each layer. It costs 3 W H multiplications per query and
-key for W hidden units. No kernel avoids the T^2 numbers per head; intermediate results are computed
-in blocks of query rows. It works at any position.
+key for W hidden units. The kernels in `pe.attention.kernels.dape` compute f in registers. Elsewhere
+intermediate results are computed in blocks of query rows. It works at any position.
 """
 
 import math
@@ -27,10 +27,13 @@ from pe.encodings.alibi import ALiBi
 from pe.encodings.core.base import Encoding
 from pe.encodings.core.checks import at_least, choice
 from pe.encodings.core.distance import DistanceBias, distances
+from pe.encodings.core.forms import Form, by_heads
 from pe.encodings.core.query_rows import by_query_rows
 from pe.encodings.core.registry import register
 from pe.encodings.kerple import KerpleLog
 
+MOST_HEADS, MOST_UNITS = 32, 32
+"""The largest network for which the kernels have registers."""
 PRIORS: dict[str, type[KerpleLog] | type[ALiBi]] = {"kerple_log": KerpleLog, "alibi": ALiBi}
 
 
@@ -105,3 +108,15 @@ class DAPE(Encoding):
         with torch.autocast(q.device.type, enabled=False):
             held = batch * (6 * heads + 2 * self.hidden_bias.numel())
             return by_query_rows(block, length, known, held)
+
+    @property
+    def has_form(self) -> bool:
+        heads, units = self.head_weight.shape
+        return heads <= MOST_HEADS and units <= MOST_UNITS
+
+    def bias_form(self, length: int, device: torch.device, state: Tensor | None) -> Form:
+        table = self.prior.distance_bias(torch.arange(length, device=device))
+        # c2 adds the same number to all logits of a query, which the softmax ignores. It is used
+        # here only so that it has a gradient, which is 0.
+        table = table + 0.0 * self.head_bias[:, None]
+        return by_heads(table, self.hidden_weight, self.hidden_bias, self.head_weight)

@@ -2,8 +2,8 @@
 
 An encoding returns a bias spec from `Encoding.bias_form` if its bias follows from one number per
 key (`by_key`), one per distance (`by_distance`), one per query and distance (`by_query`), a
-logarithm or power of the distance, one vector per count of keys (CoPE), or FIRE's network. All
-numbers are float32 or float64, whatever the dtype of the queries.
+logarithm or power of the distance, one vector per count of keys (CoPE), or a network of FIRE or
+DAPE. All numbers are float32 or float64, whatever the dtype of the queries.
 """
 
 import math
@@ -11,11 +11,12 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
+from torch.nn.functional import leaky_relu, pad
 
 LOG2E = 1.0 / math.log(2.0)
-NONE, KEYS, TABLE, FIRE, COUNTS, LOGARITHM, POWER, ROWS = 0, 1, 2, 3, 4, 5, 6, 7
-"""The kinds of bias. `pe.attention.kernels.flash.forward` describes them, `.cope` COUNTS."""
+NONE, KEYS, TABLE, FIRE, COUNTS, LOGARITHM, POWER, ROWS, HEADS = 0, 1, 2, 3, 4, 5, 6, 7, 8
+"""The kinds of bias. `pe.attention.kernels.flash.forward` describes them, `.cope` COUNTS and
+`.dape` HEADS."""
 CHUNK = 128
 """Number of keys whose values are stored relative to the same number, the longest block."""
 PADDING = 256
@@ -90,6 +91,17 @@ def by_count(table: Tensor) -> Form:
     return Form(COUNTS, table.float().contiguous())
 
 
+def by_heads(table: Tensor, weight: Tensor, offset: Tensor, head_weight: Tensor) -> Form:
+    """Return the spec of b + f([z, b]) for the logits z and biases b of all heads (DAPE).
+
+    b(m, n) = table[h, m - n] for a table (H, T). f has U hidden units with ``weight`` (U, 2H),
+    ``offset`` (U,) and leaky_relu, and ``head_weight`` (H, U) for the heads. z is computed from
+    queries and keys as the kernel gets them.
+    """
+    network = weight, offset, head_weight
+    return Form(HEADS, table.float().contiguous(), tuple(x.float().contiguous() for x in network))
+
+
 def fire(
     c: Tensor,
     multiplier: Tensor,
@@ -155,8 +167,8 @@ def matrix(form: Form, length: int, q: Tensor | None = None, k: Tensor | None = 
     """Return the bias of a bias spec, (1 or B, H, T, T) float32: the reference for kernels.
 
     The values of keys ahead of a query have no meaning. KEYS is determined up to a constant per
-    row, which is chosen so that each token has 0 for itself. COUNTS needs ``q`` (B, H, T, D) and
-    ``k`` (B, K, T, D).
+    row, which is chosen so that each token has 0 for itself. COUNTS and HEADS need ``q``
+    (B, H, T, D) and ``k`` (B, K, T, D).
     """
     assert form.own is not None
     if form.kind == COUNTS:
@@ -165,6 +177,10 @@ def matrix(form: Form, length: int, q: Tensor | None = None, k: Tensor | None = 
         return _counted(form.own, q.float(), k.float())
     position = torch.arange(length, device=form.own.device)
     distance = (position[:, None] - position).clamp(min=0)
+    if form.kind == HEADS:
+        assert q is not None
+        assert k is not None
+        return _corrected(form.own[:, distance], q.float(), k.float(), *form.parts)
     if form.kind == KEYS:
         anchors = form.parts[0][..., 0, position // CHUNK]
         inside = form.own[..., :length].double()
@@ -195,3 +211,14 @@ def _counted(table: Tensor, q: Tensor, k: Tensor) -> Tensor:
     rows = torch.arange(len(table), device=q.device)
     weights = (1 - (counts[..., None] - rows).abs()).clamp(min=0)
     return torch.einsum("bhid,nd,bhijn->bhij", q, table, weights)
+
+
+def _corrected(
+    bias: Tensor, q: Tensor, k: Tensor, weight: Tensor, offset: Tensor, head_weight: Tensor
+) -> Tensor:
+    """Return the bias of HEADS, given b (H, T, T)."""
+    k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
+    logits = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
+    both = torch.cat((logits, bias.expand_as(logits)), 1)
+    units = torch.einsum("uh,bhij->buij", weight, both) + offset[:, None, None]
+    return bias + torch.einsum("hu,buij->bhij", head_weight, leaky_relu(units))

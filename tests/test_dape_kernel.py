@@ -1,0 +1,202 @@
+"""DAPE's kernels, interpreted on the CPU, against the definition: values and every gradient."""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import pe
+from pe.attention import choose
+from pe.attention.available import INTERPRETED
+from pe.attention.choose import path_for
+from pe.encodings.core import forms
+from pe.encodings.dape import DAPE
+from pe.model import PEForCausalLM
+from pe.model.config import PEConfig
+
+dape = pytest.importorskip("pe.attention.kernels.dape", reason="needs triton")
+pytestmark = pytest.mark.skipif(not INTERPRETED, reason="kernels are compiled here")
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several blocks of keys in a short text, which the interpreter computes in little time."""
+    for plan in (dape.FORWARD, dape.BACKWARD):
+        monkeypatch.setitem(plan, "BN", 16)
+
+
+def computed(
+    enc: DAPE, backend: str, length: int, kv: int, batch: int = 2, width: int = 16
+) -> dict[str, Tensor]:
+    """Output and gradients by name; the definition's are in float64."""
+    torch.manual_seed(length)
+    wide = torch.float64 if backend == "dense" else torch.float32
+    q, k, v = (
+        (2 * torch.randn(batch, heads, length, width)).to(wide).requires_grad_()
+        for heads in (enc.num_heads, kv, kv)
+    )
+    direction = torch.randn(batch, enc.num_heads, length, width)
+    enc = copy.deepcopy(enc).to(wide)
+    out = pe.attend(enc, q, k, v, backend=backend)
+    named = {"q": q, "k": k, "v": v, **dict(enc.named_parameters())}
+    found = torch.autograd.grad((out * direction).sum(), list(named.values()))
+    return {"out": out.detach()} | dict(zip(named, found, strict=True))
+
+
+def agree(fast: dict[str, Tensor], exact: dict[str, Tensor]) -> None:
+    for name, want in exact.items():
+        assert torch.isfinite(fast[name]).all(), name
+        error = float((fast[name] - want).norm())
+        assert error <= 2e-5 * float(want.norm()) + 1e-6, (name, error, float(want.norm()))
+        assert name == "head_bias" or float(want.norm()) > 1e-3, name
+
+
+@pytest.mark.parametrize(
+    ("length", "heads", "kv", "prior", "units"),
+    [
+        (1, 2, 2, "kerple_log", 3), (15, 8, 8, "kerple_log", 32), (32, 12, 4, "alibi", 32),
+        (37, 3, 1, "kerple_log", 5), (20, 20, 20, "kerple_log", 20),
+    ],
+)  # fmt: skip
+def test_kernels_agree_with_the_definition(
+    length: int, heads: int, kv: int, prior: str, units: int
+) -> None:
+    """Sizes that blocks divide and that they do not, and heads that share keys."""
+    enc = DAPE(heads, prior, units)
+    fast, exact = computed(enc, "kernel", length, kv), computed(enc, "dense", length, kv)
+    if length == 1:  # a single weight is 1, whatever its logit
+        exact = {name: exact[name] for name in ("out", "v")}
+    agree(fast, exact)
+
+
+@pytest.mark.parametrize(("held", "sizes"), [
+    (3 * 2 * 29 * 29, [(3, 29)]),
+    (2 * 2 * 29 * 29, [(2, 29), (1, 29)]),
+    (2 * 29 * 12, [(1, 5), (1, 12), (1, 12)] * 3),
+])  # fmt: skip
+def test_sequences_and_queries_are_done_a_few_at_a_time(
+    held: int, sizes: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The gradients of the network, and those of keys over later queries, are added up."""
+    enc = DAPE(2, mlp_width=4)
+    exact = computed(enc, "dense", 29, 1, batch=3)
+    monkeypatch.setattr(dape, "HELD", held)
+    found = [(b.stop - b.start, q.stop - q.start) for b, q in dape.blocks(3, 2, 29)]
+    assert found == sizes
+    agree(computed(enc, "kernel", 29, 1, batch=3), exact)
+
+
+def test_every_number_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    new_empty, empty_like = Tensor.new_empty, torch.empty_like
+
+    def poisoned(make: Any) -> Any:
+        return lambda *sizes, **options: make(*sizes, **options).fill_(math.nan)
+
+    monkeypatch.setattr(Tensor, "new_empty", poisoned(new_empty))
+    monkeypatch.setattr(torch, "empty_like", poisoned(empty_like))
+    enc = DAPE(2, mlp_width=4)
+    fast, exact = computed(enc, "kernel", 35, 2), computed(enc, "dense", 35, 2)
+    agree(fast, exact)
+
+
+def test_large_logits_do_not_overflow() -> None:
+    enc = DAPE(2, mlp_width=4)
+    with torch.no_grad():
+        enc.head_weight *= 50
+    exact = computed(enc, "dense", 20, 2)
+    assert exact["head_weight"].norm() > 1e-3
+    agree(computed(enc, "kernel", 20, 2), exact)
+
+
+def test_what_turns_scales_or_hides_keeps_dape_from_the_kernel(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(choose, "unavailable_reason", lambda device: None)
+    cuda = torch.device("cuda", 0)
+    for spec, path in (
+        ("dape", "kernel"), ("dape+rope", "matrix"), ("dape+ssmax", "matrix"),
+        ("dape+window:8", "matrix"), ("sinusoidal+dape", "kernel"),
+    ):  # fmt: skip
+        enc = pe.encoding(spec, hidden_size=32, head_dim=16, num_heads=2, original_length=24)
+        for width in (64, 128):
+            assert path_for(enc, cuda, torch.bfloat16, 32, head_dim=width) == path, spec
+
+
+@pytest.mark.parametrize(("heads", "units", "path"), [
+    (32, 32, "kernel"), (33, 32, "matrix"), (32, 33, "matrix"),
+])  # fmt: skip
+def test_a_network_too_large_for_registers_is_left_to_torch(
+    heads: int, units: int, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(choose, "unavailable_reason", lambda device: None)
+    enc = DAPE(heads, mlp_width=units)
+    assert path_for(enc, torch.device("cuda", 0), torch.bfloat16, 64) == path
+
+
+def test_a_model_on_kernels_has_the_loss_and_gradients_of_one_on_matrices() -> None:
+    found = []
+    ids = torch.randint(0, 40, (2, 20), generator=torch.Generator().manual_seed(1))
+    for backend in ("kernel", "sdpa"):
+        torch.manual_seed(0)
+        config = PEConfig(
+            vocab_size=40, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+            num_attention_heads=2, max_position_embeddings=32, pe="dape",
+            attention_backend=backend,
+        )  # fmt: skip
+        model = PEForCausalLM(config)
+        loss = model(input_ids=ids, labels=ids).loss
+        loss.backward()
+        found.append({n: p.grad for n, p in model.named_parameters()} | {"loss": loss.detach()})
+    for name, fast in found[0].items():
+        slow = found[1][name]
+        assert fast is not None, name  # of c2 too, since some wrappers demand it
+        assert slow is not None, name
+        assert float((fast - slow).norm()) <= 2e-4 * float(slow.norm()) + 1e-6, name
+        assert name.endswith("head_bias") or float(slow.norm()) > 0, name
+
+
+def test_the_operators_pass_torchs_own_checks() -> None:
+    """What torch.compile is told about shapes and layouts is true."""
+    q, k, v = (torch.randn(1, 9, heads, 8).transpose(1, 2) for heads in (2, 1, 1))
+    network = torch.randn(2, 9), torch.randn(3, 4), torch.randn(3), torch.randn(2, 3)
+    inputs = [x.requires_grad_() for x in (q, k, v, *network)]
+    torch.library.opcheck(dape.attend, (*inputs[:3], 0.3, *inputs[3:]))
+
+
+def test_the_check_before_first_use_passes_and_catches_a_wrong_kernel(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    case = (2, 4, torch.float32, torch.device("cpu"))
+    monkeypatch.setattr(dape, "LENGTH", 40)
+    dape.self_check.__wrapped__(*case)
+    gradients = dape.gradients
+
+    def wrong(*arguments: Any) -> tuple[Tensor, ...]:
+        *others, w2 = gradients(*arguments)
+        return *others, w2 * 1.01
+
+    monkeypatch.setattr(dape, "gradients", wrong)
+    with pytest.raises(RuntimeError, match=r"machine: the gradient of W2 is off by 0.01"):
+        dape.self_check.__wrapped__(*case)
+
+    def broken(*arguments: Any) -> tuple[Tensor, ...]:
+        raise MemoryError("out of resource: shared memory")
+
+    monkeypatch.setattr(dape, "attend_by_kernel", broken)
+    with pytest.raises(RuntimeError, match=r"do not run .* shared memory.*backend='sdpa'"):
+        dape.self_check.__wrapped__(*case)
+
+
+def test_the_form_is_the_bias_up_to_a_number_per_head() -> None:
+    enc = DAPE(3, mlp_width=5)
+    q, k = torch.randn(2, 3, 7, 4), torch.randn(2, 1, 7, 4)
+    at = torch.arange(7)
+    want = enc.bias(q, k, at, at)
+    got = forms.matrix(enc.bias_form(7, at.device, None), 7, q, k)
+    seen = torch.ones(7, 7).tril()
+    torch.testing.assert_close((got + enc.head_bias[:, None, None]) * seen, want * seen)
