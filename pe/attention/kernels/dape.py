@@ -44,7 +44,7 @@ LENGTH = 200
 SLOPE: tl.constexpr = tl.constexpr(0.01)
 """The slope of leaky_relu below 0."""
 FORWARD = {"BN": 64, "num_warps": 4, "num_stages": 1}
-BACKWARD = {"BN": 64, "num_warps": 4, "num_stages": 1}
+BACKWARD = {"BN": 64, "num_warps": 4, "num_stages": 1, "maxnreg": 168}
 """Keys per block, and options of the compiler."""
 ENTRIES = 1024
 """The most logits of all heads in a block, whatever the number of keys, to spare registers."""
