@@ -28,7 +28,7 @@ from pe.attention.near_far import Far, NearFar, attend_in_two
 from pe.attention.sdpa import sdpa_attention
 from pe.attention.spans import Bounded, Spans, spans
 from pe.encodings.core.base import Encoding
-from pe.encodings.core.forms import COUNTS, FIRE, Form
+from pe.encodings.core.forms import COUNTS, FIRE, STICKS, Form
 from pe.encodings.core.key_range import key_range
 
 if TYPE_CHECKING:
@@ -73,7 +73,8 @@ def obstacle(
         return "its bias is known as a matrix only"
     if key_range(enc) is None:
         return "which keys it hides is known as a mask only"
-    if enc.content_dependent and (enc.hides or enc.sink_logit() is not None):
+    counts = enc.content_dependent and not _breaks_sticks(enc)
+    if counts and (enc.hides or enc.sink_logit() is not None):
         return "its kernel counts all keys, and has neither a window nor a sink"
     if device is not None and (reason := unavailable_reason(device)) is not None:
         return reason
@@ -81,8 +82,15 @@ def obstacle(
         return f"the kernels compute in bfloat16 or float16, and queries are {dtype}"
     if not counted:
         return "positions are not simply counted, tokens are masked, or keys come from a cache"
-    widths = COUNTING_WIDTHS if enc.content_dependent else WIDTHS
+    widths = COUNTING_WIDTHS if counts else WIDTHS
     return None if head_dim in widths else f"head_dim is {head_dim} and must be one of {widths}"
+
+
+def _breaks_sticks(enc: Encoding) -> bool:
+    """Return whether the bias of an encoding that depends on queries and keys is of kind STICKS."""
+    if not enc.has_form or enc.state_size:
+        return False
+    return enc.bias_form(1, torch.device("cpu"), None).kind == STICKS
 
 
 def _needs_kernel(enc: Encoding) -> bool:
@@ -348,6 +356,7 @@ def compute(
         assert not isinstance(mask, Spans)  # with bounded spans the bias is computed by rows
         attend = BACKENDS[backend or "sdpa"]
         return attend(q, k, v, scale=scale, bias=bias.whole, mask=mask, sink=sink)
+    from pe.attention.kernels import stickbreaking as sticks
     from pe.attention.kernels.cope import op as cope_ops
     from pe.attention.kernels.flash import op as ops
     from pe.attention.kernels.flash.launch import ALL_KEYS
@@ -355,7 +364,10 @@ def compute(
     kind, own, parts, reach = bias.form
     out: Tensor
     with torch.autocast(q.device.type, enabled=False):
-        if kind == COUNTS:
+        if kind == STICKS:
+            seen = mask[:3] if isinstance(mask, Spans) else (None, False, False)
+            out = sticks.attend(q, k, v, scale, reach, *seen)[0]
+        elif kind == COUNTS:
             out = cope_ops.attend(q, k, v, scale, own)[0]
         else:
             shown = mask if isinstance(mask, Spans) else ALL_KEYS

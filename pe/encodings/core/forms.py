@@ -2,8 +2,8 @@
 
 An encoding returns a bias spec from `Encoding.bias_form` if its bias follows from one number per
 key (`by_key`), one per distance (`by_distance`), one per query and distance (`by_query`), a
-logarithm or power of the distance, one vector per count of keys (CoPE), or FIRE's network. All
-numbers are float32 or float64, whatever the dtype of the queries.
+logarithm or power of the distance, one vector per count of keys (CoPE), FIRE's network, or the
+logits alone (stick-breaking). All numbers are float32 or float64, whatever the dtype of the queries.
 """
 
 import math
@@ -11,11 +11,12 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
+from torch.nn.functional import pad, softplus
 
 LOG2E = 1.0 / math.log(2.0)
-NONE, KEYS, TABLE, FIRE, COUNTS, LOGARITHM, POWER, ROWS = 0, 1, 2, 3, 4, 5, 6, 7
-"""The kinds of bias. `pe.attention.kernels.flash.forward` describes them, `.cope` COUNTS."""
+NONE, KEYS, TABLE, FIRE, COUNTS, LOGARITHM, POWER, ROWS, STICKS = 0, 1, 2, 3, 4, 5, 6, 7, 8
+"""The kinds of bias. `pe.attention.kernels.flash.forward` describes them, `.cope` COUNTS and
+`.stickbreaking` STICKS."""
 CHUNK = 128
 """Number of keys whose values are stored relative to the same number, the longest block."""
 PADDING = 256
@@ -90,6 +91,15 @@ def by_count(table: Tensor) -> Form:
     return Form(COUNTS, table.float().contiguous())
 
 
+def by_sticks(attend_current: bool) -> Form:
+    """Return the spec of stick-breaking weights, with the sink of logit 0 that belongs to them.
+
+    Queries and keys must be neither rotated nor scaled in between. ``reach`` is the distance of the
+    nearest key that counts.
+    """
+    return Form(STICKS, reach=0 if attend_current else 1)
+
+
 def fire(
     c: Tensor,
     multiplier: Tensor,
@@ -155,9 +165,13 @@ def matrix(form: Form, length: int, q: Tensor | None = None, k: Tensor | None = 
     """Return the bias of a bias spec, (1 or B, H, T, T) float32: the reference for kernels.
 
     The values of keys ahead of a query have no meaning. KEYS is determined up to a constant per
-    row, which is chosen so that each token has 0 for itself. COUNTS needs ``q`` (B, H, T, D) and
-    ``k`` (B, K, T, D).
+    row, which is chosen so that each token has 0 for itself. COUNTS and STICKS need ``q``
+    (B, H, T, D) and ``k`` (B, K, T, D).
     """
+    if form.kind == STICKS:
+        assert q is not None
+        assert k is not None
+        return _broken_off(form.reach, q.float(), k.float())
     assert form.own is not None
     if form.kind == COUNTS:
         assert q is not None
@@ -195,3 +209,12 @@ def _counted(table: Tensor, q: Tensor, k: Tensor) -> Tensor:
     rows = torch.arange(len(table), device=q.device)
     weights = (1 - (counts[..., None] - rows).abs()).clamp(min=0)
     return torch.einsum("bhid,nd,bhijn->bhij", q, table, weights)
+
+
+def _broken_off(nearest: int, q: Tensor, k: Tensor) -> Tensor:
+    """Return the bias of STICKS, as `pe.encodings.stickbreaking` gives it."""
+    logits = q @ k.repeat_interleave(q.shape[1] // k.shape[1], 1).transpose(-1, -2)
+    broken = softplus(logits / math.sqrt(q.shape[-1])).tril(-nearest)
+    sums = broken.flip(-1).cumsum(-1).flip(-1)
+    bias = sums[..., :1].clamp(max=40.0) - sums
+    return bias if nearest == 0 else bias - 1e4 * torch.eye(q.shape[-2], device=q.device)
