@@ -73,12 +73,14 @@ def obstacle(
         return "its bias is known as a matrix only"
     if key_range(enc) is None:
         return "which keys it hides is known as a mask only"
-    counts = enc.content_dependent and not _breaks_sticks(enc)
+    sticks = _breaks_sticks(enc)
+    counts = enc.content_dependent and not sticks
     if counts and (enc.hides or enc.sink_logit() is not None):
         return "its kernel counts all keys, and has neither a window nor a sink"
     if device is not None and (reason := unavailable_reason(device)) is not None:
         return reason
-    if dtype not in (torch.float16, torch.bfloat16) and not INTERPRETED:
+    narrow = dtype in (torch.float16, torch.bfloat16) or (sticks and dtype == torch.float32)
+    if not narrow and not INTERPRETED:
         return f"the kernels compute in bfloat16 or float16, and queries are {dtype}"
     if not counted:
         return "positions are not simply counted, tokens are masked, or keys come from a cache"
@@ -88,7 +90,7 @@ def obstacle(
 
 def _breaks_sticks(enc: Encoding) -> bool:
     """Return whether the bias of an encoding that depends on queries and keys is of kind STICKS."""
-    if not enc.has_form or enc.state_size:
+    if not enc.content_dependent or not enc.has_form or enc.state_size:
         return False
     return enc.bias_form(1, torch.device("cpu"), None).kind == STICKS
 

@@ -45,7 +45,7 @@ CHUNK: tl.constexpr = tl.constexpr(256)
 """Number of keys after which `forward` tries whether anything of the sticks is left."""
 CHECKED = 600
 """Number of tokens in the self-check: more than two chunks."""
-HELD = 2**28
+HELD = 2**25
 """The most numbers by query and block of keys, 4 bytes each, that are held at once, unless the
 heads that share a key head have more."""
 Blocked = tuple[Blocks, Blocks, Blocks]
@@ -79,15 +79,19 @@ def triangle(like, BN: tl.constexpr, IS_TRANSPOSED: tl.constexpr):
 
 
 @triton.jit
-def sums_after(x, later, IS_TRANSPOSED: tl.constexpr):
-    """Return for each key of ``x`` (BM, BN) the sum over the keys after it, or IS_TRANSPOSED."""
-    high = x.to(later.dtype)
-    b_sums = tl.dot(later, high, input_precision="ieee") if IS_TRANSPOSED else tl.dot(
-        high, later, input_precision="ieee"
-    )
-    if later.dtype != tl.float32:
-        low = (x - high.to(tl.float32)).to(later.dtype)
-        b_sums = tl.dot(later, low, b_sums) if IS_TRANSPOSED else tl.dot(low, later, b_sums)
+def sums(x, which, IS_TRANSPOSED: tl.constexpr):
+    """Return x @ which, (BM, BN), for a matrix (BN, BN) of 0 and 1; IS_TRANSPOSED, which @ x."""
+    high = x.to(which.dtype)
+    if IS_TRANSPOSED:
+        b_sums = tl.dot(which, high, input_precision="ieee")
+    else:
+        b_sums = tl.dot(high, which, input_precision="ieee")
+    if which.dtype != tl.float32:
+        low = (x - high.to(tl.float32)).to(which.dtype)
+        if IS_TRANSPOSED:
+            b_sums = tl.dot(which, low, b_sums)
+        else:
+            b_sums = tl.dot(low, which, b_sums)
     return b_sums
 
 
@@ -168,7 +172,7 @@ def visit_left(
         b_share, b_broken = break_off(
             b_s, o_i, o_j, p_spans, T, IS_EDGE, NEAREST, SEGMENTED, IS_TRANSPOSED=False
         )
-        b_c = sums_after(b_broken, later, IS_TRANSPOSED=False) + b_rest.to(tl.float32)[:, None]
+        b_c = sums(b_broken, later, IS_TRANSPOSED=False) + b_rest.to(tl.float32)[:, None]
         b_p = tl.math.exp2(b_share - b_c)
         if IS_EDGE:
             b_v = tl.load(p_v + o_j[:, None] * v_t + o_d[None, :], mask=o_j[:, None] < T, other=0.0)
@@ -242,15 +246,13 @@ def differentiate(b_share, b_broken, b_g, b_rest, b_left, later, IS_TRANSPOSED: 
     Args:
         b_g: g. b_rest, b_left: (BM,), the sum of L after the block, and that of A g before it.
     """
-    b_c = sums_after(b_broken, later, IS_TRANSPOSED)
+    b_c = sums(b_broken, later, IS_TRANSPOSED)
     b_c += b_rest[None, :] if IS_TRANSPOSED else b_rest[:, None]
     b_a = tl.math.exp2(b_share - b_c)
     b_g *= b_a
-    b_sum = tl.sum(b_g, 0 if IS_TRANSPOSED else 1)
-    upto = b_left + b_sum
-    b_upto = upto[None, :] if IS_TRANSPOSED else upto[:, None]
-    b_upto -= sums_after(b_g, later, IS_TRANSPOSED)
-    return b_a, b_g - tl.math.exp2(b_share) * b_upto, b_sum
+    b_upto = b_g + sums(b_g, tl.trans(later), IS_TRANSPOSED)
+    b_upto += b_left[None, :] if IS_TRANSPOSED else b_left[:, None]
+    return b_a, b_g - tl.math.exp2(b_share) * b_upto, tl.sum(b_g, 0 if IS_TRANSPOSED else 1)
 
 
 @triton.jit
@@ -276,7 +278,7 @@ def visit_right(
             b_s, o_i, o_j, p_spans, T, IS_EDGE, NEAREST, SEGMENTED, IS_TRANSPOSED=False
         )
         b_rest -= tl.sum(b_broken, 1).to(tl.float64)
-        b_after = b_rest.to(tl.float32)
+        b_after = tl.maximum(b_rest.to(tl.float32), 0.0)  # rounding may leave less than 0
         o_at = (j0 // BN).to(tl.int64) * T + o_i
         tl.store(p_rest + o_at, b_after, mask=o_i < T)
         tl.store(p_left + o_at, b_left, mask=o_i < T)
@@ -516,7 +518,8 @@ def attend(
         RuntimeError: the self-check of the kernels fails on this machine.
     """
     if q.is_cuda:
-        self_check(q.shape[-1], v.shape[-1], q.dtype, q.device, spans is not None, segmented)
+        hides = spans is not None
+        self_check(nearest, q.shape[-1], v.shape[-1], q.dtype, q.device, hides, segmented)
     return launch_forward(q, k, v, scale, nearest, spans, keeps, segmented)
 
 
@@ -563,8 +566,8 @@ attend.register_autograd(_backward, setup_context=_save)
 
 @functools.cache
 def self_check(
-    width: int, value_width: int, dtype: torch.dtype, device: torch.device, hides: bool,
-    segmented: bool,
+    nearest: int, width: int, value_width: int, dtype: torch.dtype, device: torch.device,
+    hides: bool = False, segmented: bool = False,
 ) -> None:  # fmt: skip
     """Compare the kernels with the definition, once for each combination of arguments.
 
@@ -573,16 +576,16 @@ def self_check(
     """
     random, scale = checks.random_on(device), width**-0.5
     q, k, v, gradient = checks.inputs(random, 2, 2, CHECKED, width, value_width, dtype)
-    q[:, 1, :, 0], k[..., 0] = math.sqrt(8 / scale), -math.sqrt(8 / scale)  # logits around -8
-    for nearest in (0, 1):
-        shown = spans_of(q, segmented) if hides else None
-        kinds = nearest, *((None, False, False) if shown is None else shown[:3])
+    # Logits of the second head are around -8, so its queries see all keys.
+    q[:, 1, :, 0], k[..., 0] = math.sqrt(8 / scale), -math.sqrt(8 / scale)
+    shown = spans_of(q, segmented) if hides else None
+    kinds = nearest, *((None, False, False) if shown is None else shown[:3])
 
-        def compute(kinds: tuple[Any, ...] = kinds) -> tuple[Tensor, ...]:
-            out, *saved = launch_forward(q, k, v, scale, *kinds)
-            return out, *launch_backward(gradient, q, k, v, *saved, scale, *kinds)
+    def compute() -> tuple[Tensor, ...]:
+        out, *saved = launch_forward(q, k, v, scale, *kinds)
+        return out, *launch_backward(gradient, q, k, v, *saved, scale, *kinds)
 
-        checks.agree(compute, expected(q, k, v, gradient, scale, nearest, shown), dtype)
+    checks.agree(compute, expected(q, k, v, gradient, scale, nearest, shown), dtype)
 
 
 def expected(

@@ -3,7 +3,8 @@
 An encoding returns a bias spec from `Encoding.bias_form` if its bias follows from one number per
 key (`by_key`), one per distance (`by_distance`), one per query and distance (`by_query`), a
 logarithm or power of the distance, one vector per count of keys (CoPE), FIRE's network, or the
-logits alone (stick-breaking). All numbers are float32 or float64, whatever the dtype of the queries.
+logits alone (stick-breaking). All numbers are float32 or float64, whatever the dtype of the
+queries.
 """
 
 import math
@@ -217,4 +218,5 @@ def _broken_off(nearest: int, q: Tensor, k: Tensor) -> Tensor:
     broken = softplus(logits / math.sqrt(q.shape[-1])).tril(-nearest)
     sums = broken.flip(-1).cumsum(-1).flip(-1)
     bias = sums[..., :1].clamp(max=40.0) - sums
-    return bias if nearest == 0 else bias - 1e4 * torch.eye(q.shape[-2], device=q.device)
+    own = torch.eye(q.shape[-2], dtype=torch.bool, device=q.device)
+    return bias.masked_fill(own, -1e4) if nearest else bias
