@@ -16,7 +16,9 @@ from torch import Tensor
 import pe
 from pe.attention import choose
 from pe.attention.choose import obstacle, path_for
-from pe.attention.kernels import stickbreaking as sticks
+from pe.attention.kernels.stickbreaking import forward
+from pe.attention.kernels.stickbreaking import op as sticks
+from pe.attention.spans import spans
 from pe.encodings.core.forms import matrix
 from pe.encodings.core.key_range import KeyRange
 from pe.encodings.stickbreaking import StickBreaking
@@ -28,7 +30,7 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 @pytest.fixture(autouse=True)
 def short_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Queries try after 64 keys whether anything is left, so that short sequences have chunks."""
-    monkeypatch.setattr(sticks, "CHUNK", triton.language.constexpr(64))
+    monkeypatch.setattr(forward, "CHUNK", triton.language.constexpr(64))
 
 
 def drawn(
@@ -119,12 +121,13 @@ def test_keys_behind_the_end_of_all_sticks_are_not_read() -> None:
     assert torch.isfinite(out[:, :, 224:]).all()
     assert torch.isfinite(dq[:, :, 224:]).all()
     inputs = drawn(250)
-    total, far = sticks.launch_forward(*inputs[:3], 0.25, 1, None, False, False)[1:]
-    for x in (inputs[0], inputs[3]):
+    q, k, v, gradient = inputs
+    _, total, far = sticks.launch_forward(q, k, v, 0.25, 1, None, False, False)
+    for x in (q, gradient):
         x[:, :, 224:] = math.nan  # of a query block that does not see the first keys
     _, dk, dv = sticks.launch_backward(
-        inputs[3], *inputs[:3], total, far, 0.25, 1, None, False, False
-    )
+        gradient, q, k, v, total, far, 0.25, 1, None, False, False
+    )  # fmt: skip
     assert far[..., -1].min() >= 96
     assert torch.isfinite(dk[:, :, :96]).all()
     assert torch.isfinite(dv[:, :, :96]).all()
@@ -247,10 +250,10 @@ def test_the_check_before_first_use_passes_and_catches_a_wrong_kernel(
 
 def test_the_definition_of_the_check_is_the_encoding() -> None:
     """Otherwise kernels with the same mistake as the definition would pass."""
-    inputs = drawn(90, logit=-4.0)
+    inputs = q, k, v, gradient = drawn(90, logit=-4.0)
     for nearest, spec, shown in ((0, "stickbreaking", None), (1, "stickbreaking+window:20", 20)):
         hidden = None
         if shown is not None:
-            hidden = pe.attention.spans.spans(KeyRange(shown), 90, CPU)
+            hidden = spans(KeyRange(shown), 90, CPU)
         want = results(inputs, "dense", spec, attend_current=nearest == 0)
-        agree(list(sticks.expected(*inputs, 0.25, nearest, hidden)), want, 1e-12)
+        agree(list(sticks.expected(q, k, v, gradient, 0.25, nearest, hidden)), want, 1e-12)

@@ -358,10 +358,10 @@ def compute(
         assert not isinstance(mask, Spans)  # with bounded spans the bias is computed by rows
         attend = BACKENDS[backend or "sdpa"]
         return attend(q, k, v, scale=scale, bias=bias.whole, mask=mask, sink=sink)
-    from pe.attention.kernels import stickbreaking as sticks
     from pe.attention.kernels.cope import op as cope_ops
     from pe.attention.kernels.flash import op as ops
     from pe.attention.kernels.flash.launch import ALL_KEYS
+    from pe.attention.kernels.stickbreaking import op as sticks
 
     kind, own, parts, reach = bias.form
     out: Tensor
