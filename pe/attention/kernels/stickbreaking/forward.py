@@ -6,11 +6,13 @@
 z = scale q k^T, and the sums run over the keys that query m sees. Everything is in base 2, so L is
 log2(1 + 2^s) with s = z log2(e). `forward` goes from each block of queries to the left and adds up
 L. Every `CHUNK` keys it stops if less than 2^-`REST` of the stick is left for all of its queries.
-`.backward.by_queries` goes from there to the right and computes dq. C of the keys to the right of a block is
-the total minus what lies to the left, in float64, because the difference of two large sums would be
-inexact. It writes this C and the sum of A g to the left of each block, two numbers per query and
-block of keys, for some heads at a time. `.backward.by_keys` reads them and computes dk and dv. There are no
-atomic operations, so the results are the same in each run.
+
+The backward kernels are in `.backward`. `by_queries` goes from there to the right and computes dq.
+C of the keys to the right of a block is the total minus what lies to the left, in float64, because
+the difference of two large sums would be inexact. It writes this C and the sum of A g to the left
+of each block, two numbers per query and block of keys, for some heads at a time. `by_keys` reads
+them and computes dk and dv. There are no atomic operations, so the results are the same bits in
+each run.
 
 A sum within a block is a product with a triangular matrix. If queries have 16 bits, the terms are
 the sums of two bfloat16, which rounds them to 16 bits; otherwise the product is in float32.

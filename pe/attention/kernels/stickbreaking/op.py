@@ -23,8 +23,8 @@ from pe.encodings.core.forms import LOG2E
 CHECKED = 600
 """Number of tokens in the self-check: more than two chunks."""
 HELD = 2**25
-"""The most numbers by query and block of keys, 4 bytes each, that are held at once, unless the heads
-that share one key head have more: twice the length times the number of blocks of keys per head."""
+"""The most numbers by query and block of keys, 4 bytes each, that are held at once, unless the
+heads of one key head have more. A head has 2 T for each block of keys, 1 GiB at 91,000 tokens."""
 Blocked = tuple[Blocks, Blocks, Blocks]
 NARROW: Blocked = Blocks(64, 64, 4, 3), Blocks(64, 64, 4, 2), Blocks(32, 64, 4, 2)
 """Blocks of `forward`, `by_queries` and `by_keys` for heads of at most 64 channels. The first two
