@@ -18,7 +18,7 @@ from pe.model.config import PEConfig
 
 BY_KERNEL = [
     "alibi", "kerple_log", "t5", "sandwich", "fire", "fox", "cope", "dape", "rope+alibi",
-    "rope+window:5+sinks:2+sink",
+    "rope+window:5+sinks:2+sink", "stickbreaking",
 ]  # fmt: skip
 
 TRITON = pytest.mark.skipif(find_spec("triton") is None, reason="kernels need Triton")

@@ -28,7 +28,7 @@ from pe.attention.near_far import Far, NearFar, attend_in_two
 from pe.attention.sdpa import sdpa_attention
 from pe.attention.spans import Bounded, Spans, spans
 from pe.encodings.core.base import Encoding
-from pe.encodings.core.forms import COUNTS, FIRE, HEADS, Form
+from pe.encodings.core.forms import COUNTS, FIRE, HEADS, STICKS, Form
 from pe.encodings.core.key_range import key_range
 
 if TYPE_CHECKING:
@@ -42,8 +42,26 @@ FEW = 4
 """A window hides most keys if the length is more than this many times the keys it shows."""
 WIDTHS = (16, 32, 64, 128)
 """Widths of heads for which there are kernels."""
-COUNTING_WIDTHS = (16, 32, 64)
-"""The same for CoPE; `pe.attention.kernels.cope.op.WIDEST` says why 128 is not among them."""
+
+
+class Limits(NamedTuple):
+    """What a kernel computes."""
+
+    widths: tuple[int, ...] = WIDTHS
+    """Widths of heads."""
+    hides: bool = True
+    """Windows, kept keys and sinks."""
+    float32: bool = False
+    """Queries in float32, too."""
+
+
+LIMITS = {
+    # `pe.attention.kernels.cope.op.WIDEST` says why 128 is not among the widths.
+    COUNTS: Limits((16, 32, 64), hides=False),
+    HEADS: Limits(hides=False),
+    STICKS: Limits(float32=True),
+}
+"""By the kind of a bias that depends on queries and keys; the others have the defaults."""
 
 
 def checked(backend: str | None) -> str | None:
@@ -73,17 +91,19 @@ def obstacle(
         return "its bias is known as a matrix only"
     if key_range(enc) is None:
         return "which keys it hides is known as a mask only"
-    if enc.content_dependent and (enc.hides or enc.sink_logit() is not None):
+    limits = LIMITS.get(enc.form_kind, Limits())
+    if not limits.hides and (enc.hides or enc.sink_logit() is not None):
         return "its kernel reads all keys, and has neither a window nor a sink"
     if device is not None and (reason := unavailable_reason(device)) is not None:
         return reason
-    if dtype not in (torch.float16, torch.bfloat16) and not INTERPRETED:
+    narrow = dtype in (torch.float16, torch.bfloat16)
+    if not (narrow or INTERPRETED or (limits.float32 and dtype == torch.float32)):
         return f"the kernels compute in bfloat16 or float16, and queries are {dtype}"
     if not counted:
         return "positions are not simply counted, tokens are masked, or keys come from a cache"
-    counts_keys = enc.content_dependent and not getattr(enc, "mixes_heads", False)
-    widths = COUNTING_WIDTHS if counts_keys else WIDTHS
-    return None if head_dim in widths else f"head_dim is {head_dim} and must be one of {widths}"
+    if head_dim not in limits.widths:
+        return f"head_dim is {head_dim} and must be one of {limits.widths}"
+    return None
 
 
 def _needs_kernel(enc: Encoding) -> bool:
@@ -353,11 +373,15 @@ def compute(
     from pe.attention.kernels.cope import op as cope_ops
     from pe.attention.kernels.flash import op as ops
     from pe.attention.kernels.flash.launch import ALL_KEYS
+    from pe.attention.kernels.stickbreaking import op as sticks
 
     kind, own, parts, reach = bias.form
     out: Tensor
     with torch.autocast(q.device.type, enabled=False):
-        if kind == COUNTS:
+        if kind == STICKS:
+            seen = mask[:3] if isinstance(mask, Spans) else (None, False, False)
+            out = sticks.attend(q, k, v, scale, reach, *seen)[0]
+        elif kind == COUNTS:
             out = cope_ops.attend(q, k, v, scale, own)[0]
         elif kind == HEADS:
             out = dape_ops.attend(q, k, v, scale, own, *parts)[0]

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from pe.encodings.core.base import Encoding
 from pe.encodings.core.checks import at_least
-from pe.encodings.core.forms import Form, by_count
+from pe.encodings.core.forms import COUNTS, Form, by_count
 from pe.encodings.core.query_rows import by_query_rows
 from pe.encodings.core.registry import register
 
@@ -45,6 +45,7 @@ class CoPE(Encoding):
     """
 
     content_dependent = True
+    form_kind = COUNTS
     per_layer = True
 
     def __init__(

@@ -17,7 +17,6 @@ intermediate results are computed in blocks of query rows. It works at any posit
 """
 
 import math
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +26,7 @@ from pe.encodings.alibi import ALiBi
 from pe.encodings.core.base import Encoding
 from pe.encodings.core.checks import at_least, choice
 from pe.encodings.core.distance import DistanceBias, distances
-from pe.encodings.core.forms import Form, by_heads
+from pe.encodings.core.forms import HEADS, Form, by_heads
 from pe.encodings.core.query_rows import by_query_rows
 from pe.encodings.core.registry import register
 from pe.encodings.kerple import KerpleLog
@@ -48,7 +47,8 @@ class DAPE(Encoding):
 
     content_dependent = True
     per_layer = True
-    mixes_heads: ClassVar[bool] = True
+    form_kind = HEADS
+    mixes_heads = True
 
     def __init__(self, num_heads: int, prior: str = "kerple_log", mlp_width: int = 32) -> None:
         super().__init__()

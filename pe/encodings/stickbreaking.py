@@ -17,8 +17,9 @@ one more logit for the rest of the stick:
 Softmax ignores S_m as a common term. S_m is limited to `REST`, where the rest of the stick is below
 1e-17, so that the sums near the query stay small and exact in long sequences.
 
-It learns nothing. It is a float32 reference with T^2 numbers per head, which no kernel avoids yet.
-It works at any position; the weights agree with float64 to 1e-5 over 16,384 keys.
+It learns nothing. The bias here has T^2 numbers per head; `pe.attention.kernels.stickbreaking`
+computes attention without them. It works at any position; the weights agree with float64 to 1e-5
+over 16,384 keys.
 """
 
 import math
@@ -29,6 +30,7 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from pe.encodings.core.base import Encoding
+from pe.encodings.core.forms import STICKS, Form, by_sticks
 from pe.encodings.core.query_rows import by_query_rows
 from pe.encodings.core.registry import register
 
@@ -48,6 +50,7 @@ class StickBreaking(Encoding):
     """
 
     content_dependent = True
+    form_kind = STICKS
     exclusive: ClassVar[bool] = True
     nothing: Tensor
 
@@ -101,3 +104,6 @@ class StickBreaking(Encoding):
             return by_query_rows(block, length, known, HELD * batch * heads)
 
     masked_bias = bias
+
+    def bias_form(self, length: int, device: torch.device, state: Tensor | None) -> Form:
+        return by_sticks(self.attend_current)

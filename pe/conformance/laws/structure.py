@@ -55,7 +55,7 @@ def contract(subject: Subject, measure: Measure) -> None:
 def heads(subject: Subject, measure: Measure) -> None:
     """A head depends on itself alone; equal heads may be exchanged."""
     enc, keys = subject.enc, SIZES["num_kv_heads"]
-    if getattr(enc, "mixes_heads", False):
+    if enc.mixes_heads:
         raise NotApplicable("mixes heads")
     group = SIZES["num_heads"] // keys
     # As many tokens as heads, so that exchanged axes raise no error of shape.

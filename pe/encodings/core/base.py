@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from pe._errors import PositionError
-from pe.encodings.core.forms import Form
+from pe.encodings.core.forms import NONE, Form
 
 
 class Prepared(NamedTuple):
@@ -78,6 +78,8 @@ class Encoding(nn.Module):
         length_dependent: the result depends on the length of the document, which is its largest
             position plus one. It is computed again in each call.
         content_dependent: the bias depends on queries and keys.
+        form_kind: the kind of `bias_form` (`pe.encodings.core.forms`), if the bias is
+            `content_dependent` and has a kernel.
         random: positions are drawn again in each forward pass.
         raw_keys: keys must be cached before `rotate`, because a rotated key does not stay valid.
             True if one of the three traits above is, unless a class overrides it.
@@ -99,12 +101,16 @@ class Encoding(nn.Module):
     relative: bool = True
     length_dependent: bool = False
     content_dependent: bool = False
+    form_kind: int = NONE
     random: bool = False
     state_size: ClassVar[int] = 0
     per_layer: ClassVar[bool] = False
     rotates: ClassVar[bool] = False
     embeds: ClassVar[bool] = False
     alone_with: ClassVar[str | None] = None
+    exclusive: ClassVar[bool] = False
+    corrects_logits: ClassVar[bool] = False
+    mixes_heads: bool = False
     hides: bool = False
     keeps: ClassVar[bool] = False
     max_positions: int | None = None

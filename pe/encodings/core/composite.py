@@ -10,7 +10,10 @@ from torch import Tensor, nn
 from pe.encodings.core.base import Encoding, Lengths, Prepared, tightest
 from pe.encodings.core.forms import NONE, Form
 
-ANY = ("length_dependent", "content_dependent", "random", "per_layer", "rotates", "embeds", "hides")
+ANY = (
+    "length_dependent", "content_dependent", "mixes_heads", "random", "per_layer", "rotates",
+    "embeds", "hides",
+)  # fmt: skip
 """Traits that a sum has if at least one part has them."""
 
 
@@ -40,7 +43,7 @@ class Composite(Encoding):
         for trait in ANY:
             setattr(self, trait, any(getattr(p, trait) for p in parts))
         self.state_size = sum(p.state_size for p in parts)  # type: ignore[misc]
-        self.mixes_heads = any(getattr(p, "mixes_heads", False) for p in parts)
+        self.form_kind = next((p.form_kind for p in parts if p.form_kind != NONE), NONE)
         self.max_positions, self.limited_by = tightest(parts)
         self._refuse_moves_beyond()
 

@@ -2,8 +2,9 @@
 
 An encoding returns a bias spec from `Encoding.bias_form` if its bias follows from one number per
 key (`by_key`), one per distance (`by_distance`), one per query and distance (`by_query`), a
-logarithm or power of the distance, one vector per count of keys (CoPE), or a network of FIRE or
-DAPE. All numbers are float32 or float64, whatever the dtype of the queries.
+logarithm or power of the distance, one vector per count of keys (CoPE), a network of FIRE or DAPE,
+or the logits alone (stick-breaking). All numbers are float32 or float64, whatever the dtype of the
+queries.
 """
 
 import math
@@ -11,12 +12,22 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import leaky_relu, pad
+from torch.nn.functional import leaky_relu, pad, softplus
 
 LOG2E = 1.0 / math.log(2.0)
-NONE, KEYS, TABLE, FIRE, COUNTS, LOGARITHM, POWER, ROWS, HEADS = 0, 1, 2, 3, 4, 5, 6, 7, 8
-"""The kinds of bias. `pe.attention.kernels.flash.forward` describes them, `.cope` COUNTS and
-`.dape` HEADS."""
+# One statement each, so that a new kind leaves the hashes of the other encodings as they are.
+NONE = 0
+KEYS = 1
+TABLE = 2
+FIRE = 3
+COUNTS = 4
+LOGARITHM = 5
+POWER = 6
+ROWS = 7
+HEADS = 8
+STICKS = 9
+"""The kinds of bias. `pe.attention.kernels.flash.forward` describes them, `.cope` COUNTS, `.dape`
+HEADS and `.stickbreaking` STICKS."""
 CHUNK = 128
 """Number of keys whose values are stored relative to the same number, the longest block."""
 PADDING = 256
@@ -102,6 +113,15 @@ def by_heads(table: Tensor, weight: Tensor, offset: Tensor, head_weight: Tensor)
     return Form(HEADS, table.float().contiguous(), tuple(x.float().contiguous() for x in network))
 
 
+def by_sticks(attend_current: bool) -> Form:
+    """Return the spec of stick-breaking weights, with the sink of logit 0 that belongs to them.
+
+    Queries and keys must be neither rotated nor scaled in between. ``reach`` is the distance of the
+    nearest key that counts.
+    """
+    return Form(STICKS, reach=0 if attend_current else 1)
+
+
 def fire(
     c: Tensor,
     multiplier: Tensor,
@@ -167,9 +187,13 @@ def matrix(form: Form, length: int, q: Tensor | None = None, k: Tensor | None = 
     """Return the bias of a bias spec, (1 or B, H, T, T) float32: the reference for kernels.
 
     The values of keys ahead of a query have no meaning. KEYS is determined up to a constant per
-    row, which is chosen so that each token has 0 for itself. COUNTS and HEADS need ``q``
+    row, which is chosen so that each token has 0 for itself. COUNTS, HEADS and STICKS need ``q``
     (B, H, T, D) and ``k`` (B, K, T, D).
     """
+    if form.kind == STICKS:
+        assert q is not None
+        assert k is not None
+        return _broken_off(form.reach, q.float(), k.float())
     assert form.own is not None
     if form.kind == COUNTS:
         assert q is not None
@@ -222,3 +246,13 @@ def _corrected(
     both = torch.cat((logits, bias.expand_as(logits)), 1)
     units = torch.einsum("uh,bhij->buij", weight, both) + offset[:, None, None]
     return bias + torch.einsum("hu,buij->bhij", head_weight, leaky_relu(units))
+
+
+def _broken_off(nearest: int, q: Tensor, k: Tensor) -> Tensor:
+    """Return the bias of STICKS, as `pe.encodings.stickbreaking` gives it."""
+    logits = q @ k.repeat_interleave(q.shape[1] // k.shape[1], 1).transpose(-1, -2)
+    broken = softplus(logits / math.sqrt(q.shape[-1])).tril(-nearest)
+    sums = broken.flip(-1).cumsum(-1).flip(-1)
+    bias = sums[..., :1].clamp(max=40.0) - sums
+    own = torch.eye(q.shape[-2], dtype=torch.bool, device=q.device)
+    return bias.masked_fill(own, -1e4) if nearest else bias
