@@ -25,7 +25,6 @@ T^2 numbers and T^3 / 2 multiplications per head, meant for up to 4,096 tokens. 
 any position.
 """
 
-import math
 from typing import ClassVar
 
 import torch
@@ -35,11 +34,9 @@ from torch.nn.functional import linear
 from pe.encodings.core.base import Encoding
 from pe.encodings.core.checks import at_least
 from pe.encodings.core.distance import at_least_float32
-from pe.encodings.core.query_rows import by_query_rows
+from pe.encodings.core.reflections import reflect
 from pe.encodings.core.registry import register
 
-HELD = 8
-"""Approximate count of numbers that a block holds per head, query and key."""
 AUTHORS_RANK = 32
 EPS = 1e-6
 """Added to the squared length of w, as in the authors' code."""
@@ -120,38 +117,7 @@ class PaTH(Encoding):
                 "path computes its reflections from the layer's input: pass layer_input to "
                 "pe.attend, or state=key_state(x) to bias"
             )
-        batch, heads, length, width = q.shape
-        known, before = k.shape[-2], k.shape[-2] - length
-        wide = torch.promote_types(q.dtype, torch.float32)
-        queries, keys = q.to(wide), k.to(wide).repeat_interleave(heads // k.shape[1], dim=1)
-        w, beta = state[..., :-1].to(wide), state[..., -1].to(wide)
-
-        def block(start: int, stop: int) -> Tensor:
-            end = before + stop
-            ways, gates = w[:, :, :end], beta[:, :, None, :end]
-            met = (ways @ ways.mT).tril(-1)  # w_r . w_s where r > s
-            rest = queries[:, :, start:stop] @ ways.mT
-            seen = rest.new_ones(rest.shape[-2:], dtype=torch.bool).tril(before + start)
-            if mask is None:  # all queries share one matrix
-                left = solve(gates.mT * met, rest * seen)
-            else:  # a matrix per query, as keys that it does not see do not reflect
-                gates = gates * (seen & mask[..., start:stop, :end])
-                left = solve(gates[..., None] * met[:, :, None], rest[..., None, :]).squeeze(-2)
-            return -(left * gates) @ (ways @ keys[:, :, :end].mT).tril(-1) / math.sqrt(width)
-
-        with torch.autocast(q.device.type, enabled=False):
-            held = HELD if mask is None else HELD + 3 * known
-            return by_query_rows(block, length, known, held * batch * heads)
+        return reflect(q, k, state, mask)
 
     masked_bias = bias
 
-
-def solve(below: Tensor, right: Tensor) -> Tensor:
-    """Solve x (1 + ``below``) = ``right`` for x, (..., n, T).
-
-    ``below``, (..., T, T), is strictly lower triangular.
-    """
-    x: Tensor = torch.linalg.solve_triangular(
-        below, right, upper=False, left=False, unitriangular=True
-    )
-    return x

@@ -1,0 +1,348 @@
+"""The logits of PaTH less those without positions, as a differentiable operator.
+
+    bias(m, n) = q_m^T (H_m H_(m-1) ... H_(n+1) - I) k_n / sqrt(d),     H_s = I - beta_s w_s w_s^T
+
+The algorithm is that of Yang et al. 2025 (arXiv:2505.16381). The tokens are cut into chunks of C.
+Let W (C, D), K (C, D) and beta (C) belong to one chunk, and let P = Q W^T for queries Q, (Tq, D),
+that come after it. A query passes the tokens of a chunk from the last to the first. The component a
+along w that it has on arrival at each of them follows from a triangular system (C, C),
+
+    a + a L = P,   L = diag(beta) strictly_lower(W W^T),   so that  a diag(beta) = P U,
+    U = (I + L)^-1 diag(beta)
+
+The products of reflections then are matrices that all these queries share:
+
+    the logits with the keys of this chunk   Q K'^T,  K' = K - N^T W,  N = U strictly_lower(W K^T)
+    the queries after it                     Q A,     A  = I - W^T U W
+
+The queries of the chunk itself pass a part of it only, so P is replaced by its lower triangle:
+their bias is -P N, and P U W is subtracted from them. Chunks are visited from the last to the first.
+A logit thus costs 2 D + D^2 / C multiplications, and the system of a chunk is solved once.
+
+torch.compile sees one node in place of a loop. The gradient keeps q, k, w and beta only and computes
+the rest again.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+CHUNK = 64
+"""C. Tokens before the first whole chunk are filled up with zeros, which reflect nothing."""
+MASKED_CHUNK = 16
+"""C under a mask with gaps, where each query has its own systems."""
+SOLVED = 16
+"""The largest triangular matrix that is inverted by substitution."""
+NUMBERS = 2**26
+"""How many intermediate numbers a block of queries may hold under a mask with gaps."""
+
+
+class Chunked(NamedTuple):
+    """What `passes` needs. N is batch times heads, n the number of chunks, of which the last i have
+    queries."""
+
+    queries: Tensor
+    """(N, i C, D): scaled, and after the part of their own chunk that lies before them."""
+    own: Tensor
+    """(N, i, C, C): the bias of the keys in the query's own chunk."""
+    keys: Tensor
+    """(N, n, C, D): K'."""
+    ways: Tensor
+    """(N, n, D, D): A."""
+
+
+def chunked(q: Tensor, k: Tensor, w: Tensor, beta: Tensor) -> Chunked:
+    """Compute all that concerns one chunk alone, from (N, n, C, D) each and beta (N, n, C)."""
+    below = (w @ w.mT).tril(-1) * beta[..., None]
+    solved = inverse(below) * beta[..., None, :]  # U
+    passed = solved @ w
+    reflected = solved @ (w @ k.mT).tril(-1)  # N
+    ways = torch.eye(w.shape[-1], dtype=w.dtype, device=w.device) - w.mT @ passed
+    last = slice(k.shape[1] - q.shape[1], None)
+    met = (q @ w[:, last].mT).tril()
+    queries = (q - met @ passed[:, last]).flatten(1, 2)
+    return Chunked(queries, -(met @ reflected[:, last]), k - reflected.mT @ w, ways)
+
+
+def inverse(below: Tensor) -> Tensor:
+    """Return (I + ``below``)^-1 of strictly lower triangular matrices (..., C, C)."""
+    size = below.shape[-1]
+    if size <= SOLVED or size % 2:
+        eye = torch.eye(size, dtype=below.dtype, device=below.device).expand_as(below)
+        return solve(below, eye)
+    half = size // 2
+    both = torch.stack((below[..., :half, :half], below[..., half:, half:]))
+    first, second = inverse(both).unbind()
+    corner = -(second @ below[..., half:, :half] @ first)
+    upper = torch.cat((first, torch.zeros_like(first)), -1)
+    return torch.cat((upper, torch.cat((corner, second), -1)), -2)
+
+
+def solve(below: Tensor, right: Tensor) -> Tensor:
+    """Solve x (I + ``below``) = ``right`` for x, (..., rows, C)."""
+    x: Tensor = torch.linalg.solve_triangular(
+        below, right, upper=False, left=False, unitriangular=True
+    )
+    return x
+
+
+def wide(x: Tensor) -> torch.dtype:
+    """Return float64 if x is float64, otherwise float32."""
+    return torch.promote_types(x.dtype, torch.float32)
+
+
+def chunk_size(k: Tensor) -> int:
+    """Return C for keys (B, K, Tk, D)."""
+    return min(CHUNK, k.shape[2])
+
+
+def in_chunks(q: Tensor, k: Tensor, state: Tensor) -> tuple[Tensor, ...]:
+    """Return q, k, w (N, chunks, C, D) and beta (N, chunks, C) in float32 or float64.
+
+    Queries are scaled. The last chunk ends with the last token, and the first begins with zeros.
+    """
+    size, dtype = chunk_size(k), wide(q)
+
+    def cut(x: Tensor) -> Tensor:
+        x, ahead = x.to(dtype).flatten(0, 1), -x.shape[2] % size
+        return (pad(x, (0, 0, ahead, 0)) if ahead else x).unflatten(1, (-1, size))
+
+    k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
+    w, beta = cut(state).split((q.shape[-1], 1), -1)
+    return cut(q) / math.sqrt(q.shape[-1]), cut(k), w, beta.squeeze(-1)
+
+
+class Step(NamedTuple):
+    """One chunk of keys, and the queries that come after it."""
+
+    j: int
+    """The number of the chunk of keys."""
+    i: int
+    """The number of the chunk of queries at the same tokens; negative if there is none."""
+    keys: slice
+    after: slice
+    """The queries of later chunks."""
+    arrived: Tensor
+    """(N, queries, D): these queries after all reflections between the chunk and them."""
+
+
+def steps(rest: Tensor, ways: Tensor, size: int) -> Iterator[Step]:
+    """Yield the chunks of keys from the last to the first; arguments as in `Chunked`."""
+    length, chunks = rest.shape[1], ways.shape[1]
+    arrived, start = rest[:, length:], length
+    for j in reversed(range(chunks)):
+        i = j - (chunks - length // size)
+        after = slice(max(0, i + 1) * size, length)
+        if after.start < length:
+            new, old = start - after.start, arrived
+            arrived = torch.empty_like(rest[:, after])
+            arrived[:, :new] = rest[:, after.start : start]
+            torch.bmm(old, ways[:, j + 1], out=arrived[:, new:])
+            start = after.start
+        yield Step(j, i, slice(j * size, (j + 1) * size), after, arrived)
+
+
+def unmasked(q: Tensor, k: Tensor, state: Tensor) -> Tensor:
+    """Return the bias (B, H, Tq, Tk) if each query sees all tokens up to its own."""
+    cut = in_chunks(q, k, state)
+    rest, own, keys, ways = chunked(*cut)
+    plain, size = cut[0].flatten(1, 2), keys.shape[2]
+    out = rest.new_empty(*plain.shape[:2], keys.shape[1] * size)
+    for j, i, columns, after, arrived in steps(rest, ways, size):
+        if i >= 0:
+            out[:, : i * size, columns] = 0
+            out[:, i * size : after.start, columns] = own[:, i]
+        if after.start < after.stop:
+            logits = out[:, after, columns]
+            torch.bmm(plain[:, after], cut[1][:, j].mT, out=logits)
+            logits.baddbmm_(arrived, keys[:, j].mT, beta=-1)
+    return lower_right(out.unflatten(0, q.shape[:2]), q, k)
+
+
+def lower_right(whole: Tensor, q: Tensor, k: Tensor) -> Tensor:
+    """Return (B, H, Tq, Tk) of a matrix of whole chunks."""
+    rows, columns = whole.shape[2] - q.shape[2], whole.shape[3] - k.shape[2]
+    return whole[:, :, rows:, columns:]
+
+
+def unmasked_gradient(
+    gradient: Tensor, q: Tensor, k: Tensor, state: Tensor
+) -> tuple[Tensor, ...]:
+    """Return the gradients of q, k and state, given that of `unmasked`."""
+
+    def prepare(q: Tensor, k: Tensor, state: Tensor) -> tuple[Tensor, ...]:
+        cut = in_chunks(q, k, state)
+        return *chunked(*cut), cut[0].flatten(1, 2), cut[1]
+
+    (rest, own, keys, ways, plain, k), pull_back, *_ = torch.func.vjp(prepare, q, k, state)
+    size = keys.shape[2]
+    ahead = k.shape[1] * size - gradient.shape[-1], plain.shape[1] - gradient.shape[-2]
+    gradient = gradient.to(rest.dtype).flatten(0, 1)
+    if any(ahead):
+        gradient = pad(gradient, (ahead[0], 0, ahead[1], 0))
+    d_rest, d_own, d_keys, d_ways, d_plain, d_k = map(
+        torch.zeros_like, (rest, own, keys, ways, plain, k)
+    )
+    arriving, start = d_rest[:, :0], 0
+    for j, i, columns, after, arrived in reversed(list(steps(rest, ways, size))):
+        new = after.start - start
+        if j > 0:
+            d_rest[:, start : after.start] = arriving[:, :new]
+        start = after.start
+        if i >= 0:
+            d_own[:, i] = gradient[:, i * size : after.start, columns]
+        if start == after.stop:
+            break
+        above = gradient[:, after, columns]
+        onward, arriving = arriving[:, new:], above @ keys[:, j]
+        if j > 0:
+            arriving.baddbmm_(onward, ways[:, j].mT)
+            torch.bmm(arrived.mT, onward, out=d_ways[:, j])
+        torch.bmm(above.mT, arrived, out=d_keys[:, j])
+        d_k[:, j].baddbmm_(above.mT, plain[:, after], alpha=-1)
+        d_plain[:, after].baddbmm_(above, k[:, j], alpha=-1)
+    return tuple(pull_back((d_rest, d_own, d_keys, d_ways, d_plain, d_k)))
+
+
+def masked(q: Tensor, k: Tensor, state: Tensor, seen: Tensor) -> Tensor:
+    """Return the bias (B, H, Tq, Tk) if tokens that a query does not see do not reflect.
+
+    ``seen``, (1 or B, 1 or H, Tq, Tk), is False also at the keys ahead of a query. Each query has
+    its own triangular systems.
+    """
+    dtype = wide(q)
+    plain = q.to(dtype) / math.sqrt(q.shape[-1])
+    k = k.to(dtype).repeat_interleave(q.shape[1] // k.shape[1], dim=1)
+    w, beta = state.to(dtype).split((q.shape[-1], 1), -1)
+    rest, pieces = plain, []
+    for start in reversed(range(0, k.shape[2], MASKED_CHUNK)):
+        chunk = slice(start, start + MASKED_CHUNK)
+        w_j, k_j = w[:, :, chunk], k[:, :, chunk]
+        gates = beta.mT[..., chunk] * seen[..., chunk]
+        below = gates[..., None] * (w_j @ w_j.mT).tril(-1)[:, :, None]
+        left = solve(below, (rest @ w_j.mT)[..., None, :]).squeeze(-2) * gates
+        pieces.append((rest - plain) @ k_j.mT - left @ (w_j @ k_j.mT).tril(-1))
+        rest = rest - left @ w_j
+    return torch.cat(pieces[::-1], -1)
+
+
+def visible(mask: Tensor) -> Tensor:
+    """Return the mask without the keys ahead of each query."""
+    length, known = mask.shape[-2:]
+    return mask & mask.new_ones(length, known).tril(known - length)
+
+
+def has_gaps(mask: Tensor) -> bool:
+    """Return whether a query does not see a token between itself and one that it sees.
+
+    Documents, windows and padding leave no gaps. Then all that a query sees is as without a mask.
+    """
+    length, known = mask.shape[-2:]
+    before = mask.new_ones(length, known).tril(known - length)[:, 1:]
+    return bool((mask[..., :-1] & ~mask[..., 1:] & before).any())
+
+
+def blocks(q: Tensor, k: Tensor) -> Iterator[tuple[slice, slice]]:
+    """Yield queries and the keys up to the last of them, in blocks for `masked`."""
+    (batch, heads, length, _), known = q.shape, k.shape[2]
+    rows = max(1, NUMBERS // (batch * heads * known * (3 * MASKED_CHUNK + 8)))
+    for start in range(0, length, rows):
+        stop = min(start + rows, length)
+        yield slice(start, stop), slice(0, known - length + stop)
+
+
+def empty(q: Tensor, k: Tensor) -> Tensor:
+    """Return an empty bias (B, H, Tq, Tk), the lower right of a matrix of whole chunks."""
+    size = chunk_size(k)
+    rows, columns = (-(-x.shape[2] // size) * size for x in (q, k))
+    return lower_right(q.new_empty(*q.shape[:2], rows, columns, dtype=wide(q)), q, k)
+
+
+@torch.library.custom_op("pe::reflect", mutates_args=())
+def reflect(q: Tensor, k: Tensor, state: Tensor, mask: Tensor | None) -> Tensor:
+    """Return the bias (B, H, Tq, Tk), in float64 if the queries are, otherwise in float32.
+
+    Args:
+        q: (B, H, Tq, D), not scaled; the queries are the last of the keys. k: (B, K, Tk, D).
+        state: (B, H, Tk, D + 1), which is w and beta.
+        mask: (1 or B, 1 or H, Tq, Tk). A token that a query does not see does not reflect. None:
+            causal.
+    """
+    with torch.autocast(q.device.type, enabled=False):
+        if mask is None or not has_gaps(mask):
+            return unmasked(q, k, state)
+        out, seen = empty(q, k).zero_(), visible(mask)
+        for rows, keys in blocks(q, k):
+            block = q[:, :, rows], k[:, :, keys], state[:, :, keys], seen[..., rows, keys]
+            out[:, :, rows, keys] = masked(*block)
+    return out
+
+
+@reflect.register_fake
+def _(q: Tensor, k: Tensor, state: Tensor, mask: Tensor | None) -> Tensor:
+    return empty(q, k)
+
+
+@torch.library.custom_op("pe::reflect_gradient", mutates_args=())
+def reflect_gradient(
+    gradient: Tensor, q: Tensor, k: Tensor, state: Tensor, mask: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of q, k and state from that of the bias."""
+    with torch.autocast(q.device.type, enabled=False):
+        if mask is None or not has_gaps(mask):
+            dq, dk, dstate = unmasked_gradient(gradient, q, k, state)
+            return dq.contiguous(), dk.contiguous(), dstate.contiguous()
+        seen = visible(mask)
+        dq, dk, dstate = (torch.zeros(x.shape, dtype=wide(x), device=x.device) for x in (q, k, state))
+        for rows, keys in blocks(q, k):
+            shown = seen[..., rows, keys]
+            block = q[:, :, rows], k[:, :, keys], state[:, :, keys]
+            pull_back = torch.func.vjp(lambda *x, shown=shown: masked(*x, shown), *block)[1]
+            parts = pull_back(gradient[:, :, rows, keys].to(wide(q)))
+            dq[:, :, rows] = parts[0]
+            dk[:, :, keys] += parts[1]
+            dstate[:, :, keys] += parts[2]
+    return dq.to(q.dtype), dk.to(k.dtype), dstate.to(state.dtype)
+
+
+@reflect_gradient.register_fake
+def _(
+    gradient: Tensor, q: Tensor, k: Tensor, state: Tensor, mask: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    dq, dk, dstate = (x.new_empty(x.shape) for x in (q, k, state))
+    return dq, dk, dstate
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    return *reflect_gradient(gradient, *ctx.saved_tensors), None
+
+
+reflect.register_autograd(_backward, setup_context=_save)
+
+
+@reflect.register_vmap
+def _(
+    info: Any, places: tuple[int | None, ...], q: Tensor, k: Tensor, state: Tensor,
+    mask: Tensor | None,
+) -> tuple[Tensor, int]:  # fmt: skip
+    """Compute the biases of several models, whose sequences are one batch."""
+
+    def models_first(x: Tensor, place: int | None) -> Tensor:
+        if place is None:
+            return x.expand(info.batch_size, *x.shape)
+        return x.movedim(place, 0)
+
+    q, k, state = (models_first(*x) for x in zip((q, k, state), places, strict=False))
+    if mask is not None:
+        mask = models_first(mask, places[3])
+        mask = mask.expand(-1, q.shape[1], *mask.shape[2:]).flatten(0, 1)
+    out = reflect(q.flatten(0, 1), k.flatten(0, 1), state.flatten(0, 1), mask)
+    return out.unflatten(0, (info.batch_size, -1)), 0
