@@ -117,7 +117,7 @@ class PaTH(Encoding):
                 "path computes its reflections from the layer's input: pass layer_input to "
                 "pe.attend, or state=key_state(x) to bias"
             )
-        return reflect(q, k, state, mask)
+        out: Tensor = reflect(q, k, state, mask)
+        return out
 
     masked_bias = bias
-

@@ -15,16 +15,16 @@ The products of reflections then are matrices that all these queries share:
     the logits with the keys of this chunk   Q K'^T,  K' = K - N^T W,  N = U strictly_lower(W K^T)
     the queries after it                     Q A,     A  = I - W^T U W
 
-The queries of the chunk itself pass a part of it only, so P is replaced by its lower triangle:
-their bias is -P N, and P U W is subtracted from them. Chunks are visited from the last to the first.
-A logit thus costs 2 D + D^2 / C multiplications, and the system of a chunk is solved once.
+The queries of the chunk itself pass a part of it only, so the lower triangle takes the place of P:
+their bias is -P N, and P U W is subtracted from them. The chunks are visited from the last to the
+first. A logit thus costs 2 D + D^2 / C multiplications, and each chunk's system is solved once.
 
-torch.compile sees one node in place of a loop. The gradient keeps q, k, w and beta only and computes
-the rest again.
+The operator is one node to torch.compile. For the gradient it keeps q, k, w and beta only and
+computes the rest again.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -109,7 +109,8 @@ def in_chunks(q: Tensor, k: Tensor, state: Tensor) -> tuple[Tensor, ...]:
 
     def cut(x: Tensor) -> Tensor:
         x, ahead = x.to(dtype).flatten(0, 1), -x.shape[2] % size
-        return (pad(x, (0, 0, ahead, 0)) if ahead else x).unflatten(1, (-1, size))
+        chunks: Tensor = (pad(x, (0, 0, ahead, 0)) if ahead else x).unflatten(1, (-1, size))
+        return chunks
 
     k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
     w, beta = cut(state).split((q.shape[-1], 1), -1)
@@ -160,18 +161,12 @@ def unmasked(q: Tensor, k: Tensor, state: Tensor) -> Tensor:
             logits = out[:, after, columns]
             torch.bmm(plain[:, after], cut[1][:, j].mT, out=logits)
             logits.baddbmm_(arrived, keys[:, j].mT, beta=-1)
-    return lower_right(out.unflatten(0, q.shape[:2]), q, k)
+    out = out[:, out.shape[1] - q.shape[2] :, out.shape[2] - k.shape[2] :]  # without the zeros
+    bias: Tensor = out.unflatten(0, q.shape[:2]).contiguous()
+    return bias
 
 
-def lower_right(whole: Tensor, q: Tensor, k: Tensor) -> Tensor:
-    """Return (B, H, Tq, Tk) of a matrix of whole chunks."""
-    rows, columns = whole.shape[2] - q.shape[2], whole.shape[3] - k.shape[2]
-    return whole[:, :, rows:, columns:]
-
-
-def unmasked_gradient(
-    gradient: Tensor, q: Tensor, k: Tensor, state: Tensor
-) -> tuple[Tensor, ...]:
+def unmasked_gradient(gradient: Tensor, q: Tensor, k: Tensor, state: Tensor) -> tuple[Tensor, ...]:
     """Return the gradients of q, k and state, given that of `unmasked`."""
 
     def prepare(q: Tensor, k: Tensor, state: Tensor) -> tuple[Tensor, ...]:
@@ -187,14 +182,14 @@ def unmasked_gradient(
     d_rest, d_own, d_keys, d_ways, d_plain, d_k = map(
         torch.zeros_like, (rest, own, keys, ways, plain, k)
     )
-    arriving, start = d_rest[:, :0], 0
+    arriving, start = d_rest[:, :0], 0  # the gradient of what arrived at the chunk before
     for j, i, columns, after, arrived in reversed(list(steps(rest, ways, size))):
         new = after.start - start
         if j > 0:
             d_rest[:, start : after.start] = arriving[:, :new]
         start = after.start
         if i >= 0:
-            d_own[:, i] = gradient[:, i * size : after.start, columns]
+            d_own[:, i] = gradient[:, i * size : start, columns]
         if start == after.stop:
             break
         above = gradient[:, after, columns]
@@ -206,6 +201,21 @@ def unmasked_gradient(
         d_k[:, j].baddbmm_(above.mT, plain[:, after], alpha=-1)
         d_plain[:, after].baddbmm_(above, k[:, j], alpha=-1)
     return tuple(pull_back((d_rest, d_own, d_keys, d_ways, d_plain, d_k)))
+
+
+def with_gaps(mask: Tensor | None) -> Tensor | None:
+    """Return the mask without the keys ahead of each query if it has gaps, otherwise None.
+
+    In a gap are tokens that a query does not see, between itself and one that it sees. Documents,
+    windows and padding leave none. Then all that a query sees is as without a mask.
+    """
+    if mask is None:
+        return None
+    length, known = mask.shape[-2:]
+    behind = mask.new_ones(length, known).tril(known - length)
+    seen = mask & behind
+    gaps = seen[..., :-1] & ~seen[..., 1:] & behind[..., 1:]
+    return seen if gaps.any() else None
 
 
 def masked(q: Tensor, k: Tensor, state: Tensor, seen: Tensor) -> Tensor:
@@ -224,30 +234,14 @@ def masked(q: Tensor, k: Tensor, state: Tensor, seen: Tensor) -> Tensor:
         w_j, k_j = w[:, :, chunk], k[:, :, chunk]
         gates = beta.mT[..., chunk] * seen[..., chunk]
         below = gates[..., None] * (w_j @ w_j.mT).tril(-1)[:, :, None]
-        left = solve(below, (rest @ w_j.mT)[..., None, :]).squeeze(-2) * gates
-        pieces.append((rest - plain) @ k_j.mT - left @ (w_j @ k_j.mT).tril(-1))
-        rest = rest - left @ w_j
+        a = solve(below, (rest @ w_j.mT)[..., None, :]).squeeze(-2) * gates
+        pieces.append((rest - plain) @ k_j.mT - a @ (w_j @ k_j.mT).tril(-1))
+        rest = rest - a @ w_j
     return torch.cat(pieces[::-1], -1)
 
 
-def visible(mask: Tensor) -> Tensor:
-    """Return the mask without the keys ahead of each query."""
-    length, known = mask.shape[-2:]
-    return mask & mask.new_ones(length, known).tril(known - length)
-
-
-def has_gaps(mask: Tensor) -> bool:
-    """Return whether a query does not see a token between itself and one that it sees.
-
-    Documents, windows and padding leave no gaps. Then all that a query sees is as without a mask.
-    """
-    length, known = mask.shape[-2:]
-    before = mask.new_ones(length, known).tril(known - length)[:, 1:]
-    return bool((mask[..., :-1] & ~mask[..., 1:] & before).any())
-
-
 def blocks(q: Tensor, k: Tensor) -> Iterator[tuple[slice, slice]]:
-    """Yield queries and the keys up to the last of them, in blocks for `masked`."""
+    """Yield the queries of a block for `masked`, and the keys up to the last of them."""
     (batch, heads, length, _), known = q.shape, k.shape[2]
     rows = max(1, NUMBERS // (batch * heads * known * (3 * MASKED_CHUNK + 8)))
     for start in range(0, length, rows):
@@ -255,11 +249,22 @@ def blocks(q: Tensor, k: Tensor) -> Iterator[tuple[slice, slice]]:
         yield slice(start, stop), slice(0, known - length + stop)
 
 
-def empty(q: Tensor, k: Tensor) -> Tensor:
-    """Return an empty bias (B, H, Tq, Tk), the lower right of a matrix of whole chunks."""
-    size = chunk_size(k)
-    rows, columns = (-(-x.shape[2] // size) * size for x in (q, k))
-    return lower_right(q.new_empty(*q.shape[:2], rows, columns, dtype=wide(q)), q, k)
+def masked_gradient(
+    gradient: Tensor, q: Tensor, k: Tensor, state: Tensor, seen: Tensor
+) -> tuple[Tensor, ...]:
+    """Return the gradients of q, k and state, given that of `masked`."""
+    sums = [torch.zeros_like(x, dtype=wide(x)) for x in (q, k, state)]
+    for rows, keys in blocks(q, k):
+        shown = seen[..., rows, keys]
+
+        def bias(q: Tensor, k: Tensor, state: Tensor, shown: Tensor = shown) -> Tensor:
+            return masked(q, k, state, shown)
+
+        parts = q[:, :, rows], k[:, :, keys], state[:, :, keys]
+        slopes = torch.func.vjp(bias, *parts)[1](gradient[:, :, rows, keys].to(wide(q)))
+        for total, of_block, slope in zip(sums, (rows, keys, keys), slopes, strict=True):
+            total[:, :, of_block] += slope
+    return tuple(total.to(x.dtype) for total, x in zip(sums, (q, k, state), strict=True))
 
 
 @torch.library.custom_op("pe::reflect", mutates_args=())
@@ -273,40 +278,34 @@ def reflect(q: Tensor, k: Tensor, state: Tensor, mask: Tensor | None) -> Tensor:
             causal.
     """
     with torch.autocast(q.device.type, enabled=False):
-        if mask is None or not has_gaps(mask):
+        seen = with_gaps(mask)
+        if seen is None:
             return unmasked(q, k, state)
-        out, seen = empty(q, k).zero_(), visible(mask)
+        out = q.new_zeros(*q.shape[:3], k.shape[2], dtype=wide(q))
         for rows, keys in blocks(q, k):
-            block = q[:, :, rows], k[:, :, keys], state[:, :, keys], seen[..., rows, keys]
-            out[:, :, rows, keys] = masked(*block)
-    return out
+            parts = q[:, :, rows], k[:, :, keys], state[:, :, keys]
+            out[:, :, rows, keys] = masked(*parts, seen[..., rows, keys])
+        return out
 
 
 @reflect.register_fake
 def _(q: Tensor, k: Tensor, state: Tensor, mask: Tensor | None) -> Tensor:
-    return empty(q, k)
+    return q.new_empty(*q.shape[:3], k.shape[2], dtype=wide(q))
 
 
 @torch.library.custom_op("pe::reflect_gradient", mutates_args=())
 def reflect_gradient(
     gradient: Tensor, q: Tensor, k: Tensor, state: Tensor, mask: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of q, k and state from that of the bias."""
+    """Return the gradients of q, k and state, given that of `reflect`."""
     with torch.autocast(q.device.type, enabled=False):
-        if mask is None or not has_gaps(mask):
-            dq, dk, dstate = unmasked_gradient(gradient, q, k, state)
-            return dq.contiguous(), dk.contiguous(), dstate.contiguous()
-        seen = visible(mask)
-        dq, dk, dstate = (torch.zeros(x.shape, dtype=wide(x), device=x.device) for x in (q, k, state))
-        for rows, keys in blocks(q, k):
-            shown = seen[..., rows, keys]
-            block = q[:, :, rows], k[:, :, keys], state[:, :, keys]
-            pull_back = torch.func.vjp(lambda *x, shown=shown: masked(*x, shown), *block)[1]
-            parts = pull_back(gradient[:, :, rows, keys].to(wide(q)))
-            dq[:, :, rows] = parts[0]
-            dk[:, :, keys] += parts[1]
-            dstate[:, :, keys] += parts[2]
-    return dq.to(q.dtype), dk.to(k.dtype), dstate.to(state.dtype)
+        seen = with_gaps(mask)
+        if seen is None:
+            slopes = unmasked_gradient(gradient, q, k, state)
+        else:
+            slopes = masked_gradient(gradient, q, k, state, seen)
+        dq, dk, dstate = (slope.contiguous() for slope in slopes)
+        return dq, dk, dstate
 
 
 @reflect_gradient.register_fake
