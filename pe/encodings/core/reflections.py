@@ -42,11 +42,11 @@ NUMBERS = 2**26
 
 
 class Chunked(NamedTuple):
-    """What `passes` needs. N is batch times heads, n the number of chunks, of which the last i have
-    queries."""
+    """Results of single chunks. N is batch times heads, and there are n chunks of keys, of which
+    the last i have queries."""
 
     queries: Tensor
-    """(N, i C, D): scaled, and after the part of their own chunk that lies before them."""
+    """(N, i C, D): the queries after the reflections in their own chunk."""
     own: Tensor
     """(N, i, C, C): the bias of the keys in the query's own chunk."""
     keys: Tensor
@@ -56,7 +56,10 @@ class Chunked(NamedTuple):
 
 
 def chunked(q: Tensor, k: Tensor, w: Tensor, beta: Tensor) -> Chunked:
-    """Compute all that concerns one chunk alone, from (N, n, C, D) each and beta (N, n, C)."""
+    """Compute what concerns one chunk alone.
+
+    q is (N, i, C, D), k and w are (N, n, C, D), and beta is (N, n, C).
+    """
     below = (w @ w.mT).tril(-1) * beta[..., None]
     solved = inverse(below) * beta[..., None, :]  # U
     passed = solved @ w
@@ -95,26 +98,21 @@ def wide(x: Tensor) -> torch.dtype:
     return torch.promote_types(x.dtype, torch.float32)
 
 
-def chunk_size(k: Tensor) -> int:
-    """Return C for keys (B, K, Tk, D)."""
-    return min(CHUNK, k.shape[2])
-
-
 def in_chunks(q: Tensor, k: Tensor, state: Tensor) -> tuple[Tensor, ...]:
     """Return q, k, w (N, chunks, C, D) and beta (N, chunks, C) in float32 or float64.
 
     Queries are scaled. The last chunk ends with the last token, and the first begins with zeros.
     """
-    size, dtype = chunk_size(k), wide(q)
+    size, dtype = min(CHUNK, k.shape[2]), wide(q)
 
     def cut(x: Tensor) -> Tensor:
-        x, ahead = x.to(dtype).flatten(0, 1), -x.shape[2] % size
+        x, ahead = x.to(dtype).flatten(0, 1).contiguous(), -x.shape[2] % size
         chunks: Tensor = (pad(x, (0, 0, ahead, 0)) if ahead else x).unflatten(1, (-1, size))
         return chunks
 
     k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
-    w, beta = cut(state).split((q.shape[-1], 1), -1)
-    return cut(q) / math.sqrt(q.shape[-1]), cut(k), w, beta.squeeze(-1)
+    w, beta = state.split((q.shape[-1], 1), -1)
+    return cut(q) / math.sqrt(q.shape[-1]), cut(k), cut(w), cut(beta).squeeze(-1)
 
 
 class Step(NamedTuple):
