@@ -12,17 +12,13 @@ depends on its own token alone, so that hidden tokens have no influence. The pro
 rank 32 if there are as many key heads as query heads, and is a full matrix otherwise. Comments in
 their code advise this, but its default is rank 32 in both cases.
 
-The matrices are never multiplied. Let a_s be the component along w_s of what is left of the query
-when it reaches token s on the way back. Then
+A query passes the tokens from its own back to the key, in chunks of C, as in the paper. What a
+chunk does to all queries after it is one matrix, which a triangular system of C x C gives
+(`pe.encodings.core.reflections`). The bias is z less the logits without positions.
 
-    a_s + sum_{r>s} a_r beta_r (w_r . w_s) = q_m . w_s,     s = m, m-1, ..
-
-and z(m, n) = (q_m . k_n - sum_{s>n} a_s beta_s (w_s . k_n)) / sqrt(d). This is a triangular system
-per query, and the second term is the bias here.
-
-PaTH learns a projection to w and one to beta per key head and layer. It is a float32 reference with
-T^2 numbers and T^3 / 2 multiplications per head, meant for up to 4,096 tokens. The formula works at
-any position.
+PaTH learns a projection to w and one to beta per key head and layer. The bias takes T^2 numbers and
+about 1.5 T^2 d multiplications per head, in float32 and without a kernel. It is meant for up to
+16,384 tokens. The formula works at any position.
 """
 
 from typing import ClassVar
