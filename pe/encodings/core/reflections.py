@@ -46,13 +46,15 @@ class Chunked(NamedTuple):
     the last i have queries."""
 
     queries: Tensor
-    """(N, i C, D): the queries after the reflections in their own chunk."""
+    """(N, i, C, D): the queries after the reflections in their own chunk."""
     own: Tensor
     """(N, i, C, C): the bias of the keys in the query's own chunk."""
     keys: Tensor
     """(N, n, C, D): K'."""
     ways: Tensor
     """(N, n, D, D): A."""
+    inner: tuple[Tensor, ...]
+    """(I + L)^-1, U, U W, N and the lower triangle of P."""
 
 
 def chunked(q: Tensor, k: Tensor, w: Tensor, beta: Tensor) -> Chunked:
@@ -60,15 +62,38 @@ def chunked(q: Tensor, k: Tensor, w: Tensor, beta: Tensor) -> Chunked:
 
     q is (N, i, C, D), k and w are (N, n, C, D), and beta is (N, n, C).
     """
-    below = (w @ w.mT).tril(-1) * beta[..., None]
-    solved = inverse(below) * beta[..., None, :]  # U
-    passed = solved @ w
-    reflected = solved @ (w @ k.mT).tril(-1)  # N
-    ways = torch.eye(w.shape[-1], dtype=w.dtype, device=w.device) - w.mT @ passed
     last = slice(k.shape[1] - q.shape[1], None)
+    inverted = inverse((w @ w.mT).tril(-1) * beta[..., None])
+    u = inverted * beta[..., None, :]
+    passed = u @ w
+    reflected = u @ (w @ k.mT).tril(-1)
+    ways = torch.eye(w.shape[-1], dtype=w.dtype, device=w.device) - w.mT @ passed
     met = (q @ w[:, last].mT).tril()
-    queries = (q - met @ passed[:, last]).flatten(1, 2)
-    return Chunked(queries, -(met @ reflected[:, last]), k - reflected.mT @ w, ways)
+    queries, own = q - met @ passed[:, last], -(met @ reflected[:, last])
+    inner = inverted, u, passed, reflected, met
+    return Chunked(queries, own, k - reflected.mT @ w, ways, inner)
+
+
+def chunked_gradient(
+    slopes: Chunked, of: Chunked, q: Tensor, k: Tensor, w: Tensor, beta: Tensor
+) -> tuple[Tensor, ...]:
+    """Return the gradients of the arguments of `chunked`, given those of its result ``of``."""
+    last = slice(k.shape[1] - q.shape[1], None)
+    inverted, u, passed, reflected, met = of.inner
+    d_queries, d_own, d_keys, d_ways, _ = slopes
+    d_met = -(d_queries @ passed[:, last].mT + d_own @ reflected[:, last].mT).tril()
+    d_passed, d_reflected = -(w @ d_ways), -(w @ d_keys.mT)
+    d_passed[:, last] -= met.mT @ d_queries
+    d_reflected[:, last] -= met.mT @ d_own
+    d_below_k = (u.mT @ d_reflected).tril(-1)  # the gradient of the triangle of W K^T
+    d_u = d_reflected @ (w @ k.mT).tril(-1).mT + d_passed @ w.mT
+    d_l = -(inverted.mT @ (d_u * beta[..., None, :]) @ inverted.mT).tril(-1)
+    d_beta = (d_u * inverted).sum(-2) + (d_l * (w @ w.mT)).sum(-1)
+    d_below_w = d_l * beta[..., None]
+    dw = u.mT @ d_passed + d_below_k @ k + (d_below_w + d_below_w.mT) @ w
+    dw -= passed @ d_ways.mT + reflected @ d_keys
+    dw[:, last] += d_met.mT @ q
+    return d_queries + d_met @ w[:, last], d_keys + d_below_k.mT @ w, dw, d_beta
 
 
 def inverse(below: Tensor) -> Tensor:
@@ -148,8 +173,8 @@ def steps(rest: Tensor, ways: Tensor, size: int) -> Iterator[Step]:
 def unmasked(q: Tensor, k: Tensor, state: Tensor) -> Tensor:
     """Return the bias (B, H, Tq, Tk) if each query sees all tokens up to its own."""
     cut = in_chunks(q, k, state)
-    rest, own, keys, ways = chunked(*cut)
-    plain, size = cut[0].flatten(1, 2), keys.shape[2]
+    queries, own, keys, ways, _ = chunked(*cut)
+    rest, plain, size = queries.flatten(1, 2), cut[0].flatten(1, 2), keys.shape[2]
     out = rest.new_empty(*plain.shape[:2], keys.shape[1] * size)
     for j, i, columns, after, arrived in steps(rest, ways, size):
         if i >= 0:
@@ -166,39 +191,43 @@ def unmasked(q: Tensor, k: Tensor, state: Tensor) -> Tensor:
 
 def unmasked_gradient(gradient: Tensor, q: Tensor, k: Tensor, state: Tensor) -> tuple[Tensor, ...]:
     """Return the gradients of q, k and state, given that of `unmasked`."""
-
-    def prepare(q: Tensor, k: Tensor, state: Tensor) -> tuple[Tensor, ...]:
-        cut = in_chunks(q, k, state)
-        return *chunked(*cut), cut[0].flatten(1, 2), cut[1]
-
-    (rest, own, keys, ways, plain, k), pull_back, *_ = torch.func.vjp(prepare, q, k, state)
-    size = keys.shape[2]
-    ahead = k.shape[1] * size - gradient.shape[-1], plain.shape[1] - gradient.shape[-2]
+    cut = in_chunks(q, k, state)
+    of = chunked(*cut)
+    rest, plain, size = of.queries.flatten(1, 2), cut[0].flatten(1, 2), of.keys.shape[2]
+    ahead = cut[1].shape[1] * size - k.shape[2], plain.shape[1] - q.shape[2]
     gradient = gradient.to(rest.dtype).flatten(0, 1)
     if any(ahead):
         gradient = pad(gradient, (ahead[0], 0, ahead[1], 0))
-    d_rest, d_own, d_keys, d_ways, d_plain, d_k = map(
-        torch.zeros_like, (rest, own, keys, ways, plain, k)
+    slopes = Chunked(*map(torch.zeros_like, of[:4]), ())
+    d_rest, d_plain, d_k = (
+        slopes.queries.flatten(1, 2),
+        torch.zeros_like(plain),
+        torch.zeros_like(cut[1]),
     )
     arriving, start = d_rest[:, :0], 0  # the gradient of what arrived at the chunk before
-    for j, i, columns, after, arrived in reversed(list(steps(rest, ways, size))):
+    for j, i, columns, after, arrived in reversed(list(steps(rest, of.ways, size))):
         new = after.start - start
         if j > 0:
             d_rest[:, start : after.start] = arriving[:, :new]
         start = after.start
         if i >= 0:
-            d_own[:, i] = gradient[:, i * size : start, columns]
+            slopes.own[:, i] = gradient[:, i * size : start, columns]
         if start == after.stop:
             break
         above = gradient[:, after, columns]
-        onward, arriving = arriving[:, new:], above @ keys[:, j]
+        onward, arriving = arriving[:, new:], above @ of.keys[:, j]
         if j > 0:
-            arriving.baddbmm_(onward, ways[:, j].mT)
-            torch.bmm(arrived.mT, onward, out=d_ways[:, j])
-        torch.bmm(above.mT, arrived, out=d_keys[:, j])
-        d_k[:, j].baddbmm_(above.mT, plain[:, after], alpha=-1)
-        d_plain[:, after].baddbmm_(above, k[:, j], alpha=-1)
-    return tuple(pull_back((d_rest, d_own, d_keys, d_ways, d_plain, d_k)))
+            arriving.baddbmm_(onward, of.ways[:, j].mT)
+            torch.bmm(arrived.mT, onward, out=slopes.ways[:, j])
+        torch.bmm(above.mT, arrived, out=slopes.keys[:, j])
+        torch.bmm(above.mT, plain[:, after], out=d_k[:, j])
+        d_plain[:, after].baddbmm_(above, cut[1][:, j])
+    dq, dk, dw, d_beta = chunked_gradient(slopes, of, *cut)
+    dq = (dq.flatten(1, 2) - d_plain)[:, ahead[1] :] / math.sqrt(q.shape[-1])
+    dk, d_state = dk - d_k, torch.cat((dw, d_beta[..., None]), -1)
+    dk, d_state = (x.flatten(1, 2)[:, ahead[0] :].unflatten(0, q.shape[:2]) for x in (dk, d_state))
+    dk = dk.unflatten(1, (k.shape[1], -1)).sum(2)
+    return dq.view(q.shape).to(q.dtype), dk.to(k.dtype), d_state.to(state.dtype)
 
 
 def with_gaps(mask: Tensor | None) -> Tensor | None:
