@@ -75,12 +75,15 @@ def chunked(q: Tensor, k: Tensor, w: Tensor, beta: Tensor) -> Chunked:
 
 
 def chunked_gradient(
-    slopes: Chunked, of: Chunked, q: Tensor, k: Tensor, w: Tensor, beta: Tensor
+    slopes: tuple[Tensor, ...], of: Chunked, q: Tensor, k: Tensor, w: Tensor, beta: Tensor
 ) -> tuple[Tensor, ...]:
-    """Return the gradients of the arguments of `chunked`, given those of its result ``of``."""
+    """Return the gradients of the arguments of `chunked`.
+
+    ``slopes`` are those of the first four results, and ``of`` are all of them.
+    """
     last = slice(k.shape[1] - q.shape[1], None)
     inverted, u, passed, reflected, met = of.inner
-    d_queries, d_own, d_keys, d_ways, _ = slopes
+    d_queries, d_own, d_keys, d_ways = slopes
     d_met = -(d_queries @ passed[:, last].mT + d_own @ reflected[:, last].mT).tril()
     d_passed, d_reflected = -(w @ d_ways), -(w @ d_keys.mT)
     d_passed[:, last] -= met.mT @ d_queries
@@ -198,11 +201,11 @@ def unmasked_gradient(gradient: Tensor, q: Tensor, k: Tensor, state: Tensor) -> 
     gradient = gradient.to(rest.dtype).flatten(0, 1)
     if any(ahead):
         gradient = pad(gradient, (ahead[0], 0, ahead[1], 0))
-    slopes = Chunked(*map(torch.zeros_like, of[:4]), ())
+    slopes = d_queries, d_own, d_keys, d_ways = tuple(map(torch.zeros_like, of[:4]))
     d_rest, d_plain, d_k = (
-        slopes.queries.flatten(1, 2),
+        d_queries.flatten(1, 2),
         torch.zeros_like(plain),
-        torch.zeros_like(cut[1]),
+        torch.zeros_like(d_keys),
     )
     arriving, start = d_rest[:, :0], 0  # the gradient of what arrived at the chunk before
     for j, i, columns, after, arrived in reversed(list(steps(rest, of.ways, size))):
@@ -211,15 +214,15 @@ def unmasked_gradient(gradient: Tensor, q: Tensor, k: Tensor, state: Tensor) -> 
             d_rest[:, start : after.start] = arriving[:, :new]
         start = after.start
         if i >= 0:
-            slopes.own[:, i] = gradient[:, i * size : start, columns]
+            d_own[:, i] = gradient[:, i * size : start, columns]
         if start == after.stop:
             break
         above = gradient[:, after, columns]
         onward, arriving = arriving[:, new:], above @ of.keys[:, j]
         if j > 0:
             arriving.baddbmm_(onward, of.ways[:, j].mT)
-            torch.bmm(arrived.mT, onward, out=slopes.ways[:, j])
-        torch.bmm(above.mT, arrived, out=slopes.keys[:, j])
+            torch.bmm(arrived.mT, onward, out=d_ways[:, j])
+        torch.bmm(above.mT, arrived, out=d_keys[:, j])
         torch.bmm(above.mT, plain[:, after], out=d_k[:, j])
         d_plain[:, after].baddbmm_(above, cut[1][:, j])
     dq, dk, dw, d_beta = chunked_gradient(slopes, of, *cut)
