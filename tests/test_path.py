@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from pe.encodings import encoding
 from pe.encodings.core import reflections
 from pe.encodings.core.reflections import CHUNK, reflect
+from pe.encodings.path import PaTH
 
 
-def definition(q: Tensor, k: Tensor, state: Tensor, seen: Tensor) -> Tensor:
+def definition(seen: Tensor, q: Tensor, k: Tensor, state: Tensor) -> Tensor:
     """Follow all queries back through the text; ``seen`` is (1 or B, 1 or H, Tq, Tk)."""
     k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
     w, beta = state[..., :-1], state[..., -1]
@@ -47,7 +47,7 @@ def agree(inputs: list[Tensor], mask: Tensor | None, dtype: torch.dtype, error: 
     seen = seen if mask is None else seen & mask
     exact = [x.clone().requires_grad_() for x in inputs]
     ours = [x.to(dtype).requires_grad_() for x in inputs]
-    want, got = definition(*exact, seen) * seen, reflect(*ours, mask)
+    want, got = definition(seen, *exact) * seen, reflect(*ours, mask)
     assert got.dtype == dtype
     assert got.isfinite().all()
     torch.testing.assert_close((got * seen).double(), want, atol=error, rtol=error)
@@ -136,7 +136,7 @@ def test_the_operator_is_what_it_tells_the_compiler(mask: Tensor | None) -> None
 
 def test_autocast_rounds_no_product() -> None:
     q, k, state = (x.float().requires_grad_() for x in case(150, 150))
-    enc = encoding("path", head_dim=8, num_heads=2, hidden_size=16)
+    enc = PaTH(8, 2, 2, 16)
     places, slopes = torch.arange(150), []
     for enabled in (False, True):
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
