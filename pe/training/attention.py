@@ -2,8 +2,8 @@
 
 A bias that no kernel computes is a float32 matrix with an entry for each head, query and key. The
 gradient needs this matrix and often the intermediate results that led to it, so a layer keeps them
-until its backward pass: Self-Extend 1 such matrix and PaTH 6. For 64 windows of 1,024 tokens and 8
-heads, each of these takes 2 GiB per layer.
+until its backward pass: Self-Extend and PaTH 1 such matrix. For 64 windows of 1,024 tokens and 8
+heads, it takes 2 GiB per layer.
 
 No table holds these numbers, because they follow from the encoding's code. `matrices_of` passes
 short sequences through `pe.attend` and counts what torch saves for the gradient. A compiled step
@@ -45,8 +45,8 @@ CPU = torch.device("cpu")
 
 SLOWEST_FIRST = ("rows", "matrix", "kernel", "flash")
 SHORT = 8
-"""Tokens of the shortest of the four sequences that `matrices_of` measures, if the context has four
-times as many."""
+"""Tokens of the shortest of the three sequences that `matrices_of` measures, if the context has
+three times as many."""
 
 
 def attention_path(model: PEForCausalLM, recipe: Recipe, windows: int, device: torch.device) -> str:
@@ -144,9 +144,8 @@ def matrices_of(
 ) -> float:
     """Return the number of float32 matrices, over heads, queries and keys, that a layer saves.
 
-    What is saved for B sequences of T tokens is a polynomial in B and T. In B it is linear, and in
-    T of degree 3, because PaTH under a mask has a matrix for each query. It is fitted to short
-    sequences. Of those terms that are proportional to B, the ones in T^2 and T^3 count.
+    What is saved for B sequences of T tokens is a polynomial in B and T. It is linear in B and of
+    degree 2 in T. It is fitted to short sequences, and its term in B T^2 counts.
 
     Args:
         sizes: ``head_dim``, ``num_heads``, ``num_kv_heads`` and ``hidden_size``.
@@ -155,13 +154,13 @@ def matrices_of(
     """
     if path_for(enc, CPU, torch.float32, length) == "flash":
         return 0.0
-    lengths = max(1, min(SHORT, length // 4)) * np.arange(1, 5)
+    lengths = max(1, min(SHORT, length // 3)) * np.arange(1, 4)
     one, two = (
         np.array([_saved_bytes(enc, sizes, batch, int(n), positions, mask) for n in lengths])
         for batch in (1, 2)
     )
-    cubic, quadratic, _, _ = np.linalg.solve(np.vander(lengths.astype(float)), two - one)
-    return float(cubic * length + quadratic) / (4 * sizes["num_heads"])
+    quadratic = np.linalg.solve(np.vander(lengths.astype(float)), two - one)[0]
+    return float(quadratic) / (4 * sizes["num_heads"])
 
 
 def _saved_bytes(
