@@ -28,7 +28,7 @@ from pe.attention.near_far import Far, NearFar, attend_in_two
 from pe.attention.sdpa import sdpa_attention
 from pe.attention.spans import Bounded, Spans, spans
 from pe.encodings.core.base import Encoding
-from pe.encodings.core.forms import COUNTS, FIRE, Form
+from pe.encodings.core.forms import COUNTS, FIRE, REFLECTED, Form
 from pe.encodings.core.key_range import key_range
 
 if TYPE_CHECKING:
@@ -74,14 +74,15 @@ def obstacle(
     if key_range(enc) is None:
         return "which keys it hides is known as a mask only"
     if enc.content_dependent and (enc.hides or enc.sink_logit() is not None):
-        return "its kernel counts all keys, and has neither a window nor a sink"
+        return "its kernel reads all keys, and has neither a window nor a sink"
     if device is not None and (reason := unavailable_reason(device)) is not None:
         return reason
     if dtype not in (torch.float16, torch.bfloat16) and not INTERPRETED:
         return f"the kernels compute in bfloat16 or float16, and queries are {dtype}"
     if not counted:
         return "positions are not simply counted, tokens are masked, or keys come from a cache"
-    widths = COUNTING_WIDTHS if enc.content_dependent else WIDTHS
+    counts = enc.content_dependent and not enc.state_size  # with a state it is PaTH
+    widths = COUNTING_WIDTHS if counts else WIDTHS
     return None if head_dim in widths else f"head_dim is {head_dim} and must be one of {widths}"
 
 
@@ -348,6 +349,7 @@ def compute(
         assert not isinstance(mask, Spans)  # with bounded spans the bias is computed by rows
         attend = BACKENDS[backend or "sdpa"]
         return attend(q, k, v, scale=scale, bias=bias.whole, mask=mask, sink=sink)
+    from pe.attention.kernels import path as path_ops
     from pe.attention.kernels.cope import op as cope_ops
     from pe.attention.kernels.flash import op as ops
     from pe.attention.kernels.flash.launch import ALL_KEYS
@@ -357,6 +359,8 @@ def compute(
     with torch.autocast(q.device.type, enabled=False):
         if kind == COUNTS:
             out = cope_ops.attend(q, k, v, scale, own)[0]
+        elif kind == REFLECTED:
+            out = path_ops.attend(q, k, v, own)[0]
         else:
             shown = mask if isinstance(mask, Spans) else ALL_KEYS
             out = ops.attend(q, k, v, scale, kind, own, list(parts), reach, *shown, sink)[0]

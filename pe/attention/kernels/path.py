@@ -5,9 +5,9 @@ a query q = Q~ after the reflections in its own chunk, and the chunks j before i
 
     logits = q K'_j^T,    q <- q + q X_j,    X_j = A_j - I
 
-`prepare` computes Q~, K', X and the bias in the own chunk, one program per chunk. `forward` is flash
-attention with the second product. In the backward pass `prepare` runs again. `by_queries` computes
-the queries q_ij that arrive at chunk j, and from the first chunk to the last their gradients
+`prepare` computes Q~, K', X and the bias in the own chunk, one program per chunk. `forward` is
+flash attention with the second product. In the backward pass `prepare` runs again. `by_queries`
+computes the queries q_ij that arrive at chunk j, and from the first chunk on their gradients
 
     g_ij = dS_ij K'_j + h_ij (I + X_j)^T,    h_ij = g_i(j-1)
 
@@ -44,6 +44,7 @@ from pe.encodings.core.forms import LOG2E
 from pe.encodings.core.reflections import CHUNK, reflect, reflect_gradient
 
 C: tl.constexpr = tl.constexpr(CHUNK)
+BASE_2: tl.constexpr = tl.constexpr(LOG2E)
 SOLVED: tl.constexpr = tl.constexpr(16)
 """The largest triangular matrix that is inverted by substitution; a quarter of C."""
 HELD = 2**29
@@ -166,7 +167,7 @@ def prepare(
 def own_logits(b_q, b_k, p_own, i_at, o_c, o_t, scale):
     """Return the logits in base 2 of the keys in the queries' own chunk, (C, C)."""
     b_own = tl.load(part(p_own, i_at, o_c, o_c, C, C))
-    b_s = (tl.dot(b_q, tl.trans(b_k), input_precision="ieee") * scale + b_own) * LOG2E
+    b_s = (tl.dot(b_q, tl.trans(b_k), input_precision="ieee") * scale + b_own) * BASE_2
     # Zeros before the first token are seen by one another, so that no sum of weights is 0.
     m_seen = (o_c[:, None] >= o_c[None, :]) & ((o_t[None, :] >= 0) | (o_t[:, None] < 0))
     return tl.where(m_seen, b_s, float("-inf"))
@@ -209,7 +210,7 @@ def forward(
         b_v = tl.load(
             tile(p_v, v_strides, i_b, i_h // G, o_j, o_d), mask=(o_j >= 0)[:, None], other=0.0
         )
-        b_s = tl.dot(b_q32.to(b_keys.dtype), b_keys, input_precision="ieee") * LOG2E
+        b_s = tl.dot(b_q32.to(b_keys.dtype), b_keys, input_precision="ieee") * BASE_2
         b_s = tl.where(o_j[None, :] >= 0, b_s, float("-inf"))
         b_q32 = tl.dot(nearest(b_q32, PRECISION), b_x, b_q32, input_precision=PRECISION)
         b_higher = tl.maximum(b_top, tl.max(b_s, 1))
@@ -271,7 +272,7 @@ def by_queries(
             tile(p_v, v_strides, i_b, i_h // G, o_j, o_d), mask=(o_j >= 0)[:, None], other=0.0
         )
         tl.store(part(p_onward, i_pairs + i_j, o_c, o_e, C, E), b_g.to(b_q.dtype))
-        b_s = tl.dot(b_q, tl.trans(b_keys), input_precision="ieee") * LOG2E
+        b_s = tl.dot(b_q, tl.trans(b_keys), input_precision="ieee") * BASE_2
         b_p = tl.where(o_j[None, :] >= 0, tl.math.exp2(b_s - b_lse[:, None]), 0.0)
         b_ds = b_p * (tl.dot(b_do, tl.trans(b_v), input_precision="ieee") - b_delta[:, None])
         b_g = tl.dot(nearest(b_g, PRECISION), b_x, b_g, input_precision=PRECISION)
@@ -323,7 +324,7 @@ def by_keys(
         b_do = tl.load(tile(p_do, do_strides, i_b, i_h, o_i, o_d))
         b_lse = tl.load(p_lse + (i_n * n + i_i) * C + o_c)
         b_delta = tl.load(p_delta + (i_n * n + i_i) * C + o_c)
-        b_s = tl.dot(b_keys, tl.trans(b_q), input_precision="ieee") * LOG2E
+        b_s = tl.dot(b_keys, tl.trans(b_q), input_precision="ieee") * BASE_2
         b_p = tl.where(o_t[:, None] >= 0, tl.math.exp2(b_s - b_lse[None, :]), 0.0)
         b_dv = tl.dot(b_p.to(b_do.dtype), b_do, b_dv, input_precision="ieee")
         b_dp = tl.dot(b_v, tl.trans(b_do), input_precision="ieee")
@@ -375,9 +376,7 @@ def finish(
     b_dmet = -tl.where(m_upto, b_dmet, 0.0)
     b_dq = tl.dot(b_dmet, b_w, b_drest, input_precision=PRECISION)
     b_dq = tl.dot(b_down, b_k, b_dq, input_precision=PRECISION) * scale
-    tl.store(
-        tile(p_dq, dq_strides, i_b, i_h, o_t, o_e), b_dq.to(p_dq.dtype.element_ty), mask=m_t
-    )
+    tl.store(tile(p_dq, dq_strides, i_b, i_h, o_t, o_e), b_dq.to(p_dq.dtype.element_ty), mask=m_t)
     b_dw = tl.dot(tl.trans(b_dmet), b_q, input_precision=PRECISION)
     b_met = tl.trans(tl.where(m_upto, tl.dot(b_q, b_wt, input_precision=PRECISION), 0.0))
     # X = -W^T passed, with passed = U W
@@ -396,9 +395,7 @@ def finish(
     b_dw = tl.dot(b_dkept, b_k, b_dw, input_precision=PRECISION)
     b_dk = tl.dot(tl.trans(b_dkept), b_w, b_dkeys, input_precision=PRECISION)
     b_dk = tl.dot(tl.trans(b_down), b_q, b_dk, input_precision=PRECISION)
-    tl.store(
-        tile(p_dk, dk_strides, i_b, i_h, o_t, o_e), b_dk.to(p_dk.dtype.element_ty), mask=m_t
-    )
+    tl.store(tile(p_dk, dk_strides, i_b, i_h, o_t, o_e), b_dk.to(p_dk.dtype.element_ty), mask=m_t)
     # U = (I + L)^-1 diag(beta), with L = diag(beta) below(W W^T)
     b_du = tl.dot(b_dpassed, b_wt, input_precision=PRECISION)
     b_du = tl.dot(b_dreflected, tl.trans(b_kept), b_du, input_precision=PRECISION)
@@ -478,7 +475,8 @@ def gradients(
     delta = pad((gradient.float() * out).sum(-1), (n * CHUNK - length, 0)).contiguous()
     made = _prepared(q, k, state, for_gradient=True)
     rest, own, keys, x, xt, solved = made.values()
-    drest, down, dkeys, dx = (torch.empty_like(t, dtype=torch.float32) for t in (rest, own, keys, x))
+    written = rest, own, keys, x
+    drest, down, dkeys, dx = (torch.empty_like(t, dtype=torch.float32) for t in written)
     shared = torch.float32 if groups > 1 else q.dtype
     dq, dk = tokens_first(q, width), tokens_first(q.to(shared), width)
     dv = tokens_first(q.to(shared), v.shape[-1])

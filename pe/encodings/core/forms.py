@@ -2,8 +2,8 @@
 
 An encoding returns a bias spec from `Encoding.bias_form` if its bias follows from one number per
 key (`by_key`), one per distance (`by_distance`), one per query and distance (`by_query`), a
-logarithm or power of the distance, one vector per count of keys (CoPE), or FIRE's network. All
-numbers are float32 or float64, whatever the dtype of the queries.
+logarithm or power of the distance, one vector per count of keys (CoPE), FIRE's network, or a
+reflection per key (PaTH). All numbers are float32 or float64, whatever the dtype of the queries.
 """
 
 import math
@@ -13,9 +13,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from pe.encodings.core.reflections import reflect
+
 LOG2E = 1.0 / math.log(2.0)
 NONE, KEYS, TABLE, FIRE, COUNTS, LOGARITHM, POWER, ROWS = 0, 1, 2, 3, 4, 5, 6, 7
-"""The kinds of bias. `pe.attention.kernels.flash.forward` describes them, `.cope` COUNTS."""
+REFLECTED = 10
+"""The kinds of bias. `pe.attention.kernels.flash.forward` describes them, `.cope` COUNTS and
+`.path` REFLECTED."""
 CHUNK = 128
 """Number of keys whose values are stored relative to the same number, the longest block."""
 PADDING = 256
@@ -90,6 +94,14 @@ def by_count(table: Tensor) -> Form:
     return Form(COUNTS, table.float().contiguous())
 
 
+def by_reflections(state: Tensor) -> Form:
+    """Return the spec of PaTH's bias for w and beta of each key, ``state`` (B, H, T, D + 1).
+
+    It belongs to logits divided by sqrt(D), of queries and keys that are not rotated.
+    """
+    return Form(REFLECTED, state.float())
+
+
 def fire(
     c: Tensor,
     multiplier: Tensor,
@@ -155,14 +167,19 @@ def matrix(form: Form, length: int, q: Tensor | None = None, k: Tensor | None = 
     """Return the bias of a bias spec, (1 or B, H, T, T) float32: the reference for kernels.
 
     The values of keys ahead of a query have no meaning. KEYS is determined up to a constant per
-    row, which is chosen so that each token has 0 for itself. COUNTS needs ``q`` (B, H, T, D) and
-    ``k`` (B, K, T, D).
+    row, which is chosen so that each token has 0 for itself. COUNTS and REFLECTED need ``q``
+    (B, H, T, D) and ``k`` (B, K, T, D).
     """
     assert form.own is not None
     if form.kind == COUNTS:
         assert q is not None
         assert k is not None
         return _counted(form.own, q.float(), k.float())
+    if form.kind == REFLECTED:
+        assert q is not None
+        assert k is not None
+        bias: Tensor = reflect(q.float(), k.float(), form.own, None)
+        return bias
     position = torch.arange(length, device=form.own.device)
     distance = (position[:, None] - position).clamp(min=0)
     if form.kind == KEYS:
