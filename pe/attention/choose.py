@@ -28,7 +28,7 @@ from pe.attention.near_far import Far, NearFar, attend_in_two
 from pe.attention.sdpa import sdpa_attention
 from pe.attention.spans import Bounded, Spans, spans
 from pe.encodings.core.base import Encoding
-from pe.encodings.core.forms import COUNTS, FIRE, HEADS, STICKS, Form
+from pe.encodings.core.forms import COUNTS, FIRE, HEADS, REFLECTED, STICKS, Form
 from pe.encodings.core.key_range import key_range
 
 if TYPE_CHECKING:
@@ -60,6 +60,7 @@ LIMITS = {
     COUNTS: Limits((16, 32, 64), hides=False),
     HEADS: Limits(hides=False),
     STICKS: Limits(float32=True),
+    REFLECTED: Limits(hides=False),
 }
 """By the kind of a bias that depends on queries and keys; the others have the defaults."""
 
@@ -370,6 +371,7 @@ def compute(
         attend = BACKENDS[backend or "sdpa"]
         return attend(q, k, v, scale=scale, bias=bias.whole, mask=mask, sink=sink)
     from pe.attention.kernels import dape as dape_ops
+    from pe.attention.kernels import path as path_ops
     from pe.attention.kernels.cope import op as cope_ops
     from pe.attention.kernels.flash import op as ops
     from pe.attention.kernels.flash.launch import ALL_KEYS
@@ -385,6 +387,8 @@ def compute(
             out = cope_ops.attend(q, k, v, scale, own)[0]
         elif kind == HEADS:
             out = dape_ops.attend(q, k, v, scale, own, *parts)[0]
+        elif kind == REFLECTED:
+            out = path_ops.attend(q, k, v, own)[0]
         else:
             shown = mask if isinstance(mask, Spans) else ALL_KEYS
             out = ops.attend(q, k, v, scale, kind, own, list(parts), reach, *shown, sink)[0]

@@ -17,8 +17,8 @@ chunk does to all queries after it is one matrix, which a triangular system of C
 (`pe.encodings.core.reflections`). The bias is z less the logits without positions.
 
 PaTH learns a projection to w and one to beta per key head and layer. The bias takes T^2 numbers and
-about 1.5 T^2 d multiplications per head, in float32 and without a kernel. It is meant for up to
-16,384 tokens. The formula works at any position.
+about 1.5 T^2 d multiplications per head, in float32. `pe.attention.kernels.path` computes attention
+without these numbers. The formula works at any position.
 """
 
 from typing import ClassVar
@@ -30,6 +30,7 @@ from torch.nn.functional import linear
 from pe.encodings.core.base import Encoding
 from pe.encodings.core.checks import at_least
 from pe.encodings.core.distance import at_least_float32
+from pe.encodings.core.forms import REFLECTED, Form, by_reflections
 from pe.encodings.core.reflections import reflect
 from pe.encodings.core.registry import register
 
@@ -50,6 +51,7 @@ class PaTH(Encoding):
     """
 
     content_dependent = True
+    form_kind = REFLECTED
     per_layer = True
     corrects_logits: ClassVar[bool] = True
 
@@ -117,3 +119,7 @@ class PaTH(Encoding):
         return out
 
     masked_bias = bias
+
+    def bias_form(self, length: int, device: torch.device, state: Tensor | None) -> Form:
+        assert state is not None
+        return by_reflections(state)

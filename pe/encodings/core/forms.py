@@ -3,8 +3,8 @@
 An encoding returns a bias spec from `Encoding.bias_form` if its bias follows from one number per
 key (`by_key`), one per distance (`by_distance`), one per query and distance (`by_query`), a
 logarithm or power of the distance, one vector per count of keys (CoPE), a network of FIRE or DAPE,
-or the logits alone (stick-breaking). All numbers are float32 or float64, whatever the dtype of the
-queries.
+the logits alone (stick-breaking), or a reflection per key (PaTH). All numbers are float32 or
+float64, whatever the dtype of the queries.
 """
 
 import math
@@ -13,6 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 from torch.nn.functional import leaky_relu, pad, softplus
+
+from pe.encodings.core.reflections import reflect
 
 LOG2E = 1.0 / math.log(2.0)
 # One statement each, so that a new kind leaves the hashes of the other encodings as they are.
@@ -26,8 +28,9 @@ POWER = 6
 ROWS = 7
 HEADS = 8
 STICKS = 9
+REFLECTED = 10
 """The kinds of bias. `pe.attention.kernels.flash.forward` describes them, `.cope` COUNTS, `.dape`
-HEADS and `.stickbreaking` STICKS."""
+HEADS, `.stickbreaking` STICKS and `.path` REFLECTED."""
 CHUNK = 128
 """Number of keys whose values are stored relative to the same number, the longest block."""
 PADDING = 256
@@ -122,6 +125,14 @@ def by_sticks(attend_current: bool) -> Form:
     return Form(STICKS, reach=0 if attend_current else 1)
 
 
+def by_reflections(state: Tensor) -> Form:
+    """Return the spec of PaTH's bias for w and beta of each key, ``state`` (B, H, T, D + 1).
+
+    It belongs to logits divided by sqrt(D), of queries and keys that are not rotated.
+    """
+    return Form(REFLECTED, state.float())
+
+
 def fire(
     c: Tensor,
     multiplier: Tensor,
@@ -187,8 +198,8 @@ def matrix(form: Form, length: int, q: Tensor | None = None, k: Tensor | None = 
     """Return the bias of a bias spec, (1 or B, H, T, T) float32: the reference for kernels.
 
     The values of keys ahead of a query have no meaning. KEYS is determined up to a constant per
-    row, which is chosen so that each token has 0 for itself. COUNTS, HEADS and STICKS need ``q``
-    (B, H, T, D) and ``k`` (B, K, T, D).
+    row, which is chosen so that each token has 0 for itself. COUNTS and the kinds from HEADS on
+    need ``q`` (B, H, T, D) and ``k`` (B, K, T, D).
     """
     if form.kind == STICKS:
         assert q is not None
@@ -199,6 +210,11 @@ def matrix(form: Form, length: int, q: Tensor | None = None, k: Tensor | None = 
         assert q is not None
         assert k is not None
         return _counted(form.own, q.float(), k.float())
+    if form.kind == REFLECTED:
+        assert q is not None
+        assert k is not None
+        bias: Tensor = reflect(q.float(), k.float(), form.own, None)
+        return bias
     position = torch.arange(length, device=form.own.device)
     distance = (position[:, None] - position).clamp(min=0)
     if form.kind == HEADS:

@@ -1,0 +1,597 @@
+"""PaTH's attention (`pe.encodings.path`, arXiv:2505.16381), forward and backward.
+
+`pe.encodings.core.reflections` says how chunks of C tokens turn PaTH into products of matrices. For
+a query q = Q~ after the reflections in its own chunk, and the chunks j before it, last one first,
+
+    logits = q K'_j^T,    q <- q + q X_j,    X_j = A_j - I
+
+`prepare` computes Q~, K', X and the bias in the own chunk, one program per chunk. `forward` is
+flash attention with the second product. In the backward pass `prepare` runs again. `by_queries`
+computes the queries q_ij that arrive at chunk j, and from the first chunk on their gradients
+
+    g_ij = dS_ij K'_j + h_ij (I + X_j)^T,    h_ij = g_i(j-1)
+
+It writes q and h in 16 bits for some heads at a time, C T^2 / 2C numbers per head each. `by_keys`
+reads them and adds up dV, dK' = sum_i dS_ij^T q_ij and dX_j = sum_i q_ij^T h_ij. `finish` leads
+these gradients back through `prepare` to q, k, w and beta. There are no atomic operations, so the
+results are the same in each run.
+
+If queries have 16 bits, q K'^T and the products with P, V and their gradients take factors of 16
+bits. q and g are carried on in float32, and products of a single chunk take TF32. The triangular
+system and X, whose errors would add up from chunk to chunk, take three times TF32.
+
+The first chunk begins with zeros if C does not divide T. Tensors that only kernels read count these
+tokens as well. They are (N, n, C or D, ...), N heads of all sequences and n chunks. Names: ``p_``
+pointer, ``b_`` block, ``o_`` offset, ``m_`` mask, ``i_`` program index; everything else is a value.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.nn.functional import pad
+from triton import cdiv
+
+from pe.attention.kernels import self_check as checks
+from pe.attention.kernels.flash.elementary import tile
+from pe.attention.kernels.layout import contiguous_last_dim, strides_of, tokens_first
+from pe.encodings.core.forms import LOG2E
+from pe.encodings.core.reflections import CHUNK, reflect, reflect_gradient
+
+C: tl.constexpr = tl.constexpr(CHUNK)
+BASE_2: tl.constexpr = tl.constexpr(LOG2E)
+SOLVED: tl.constexpr = tl.constexpr(16)
+"""The largest triangular matrix that is inverted by substitution; a quarter of C."""
+HELD = 2**29
+"""The most numbers of 16 bits that `by_queries` leaves at once, unless one head has more."""
+LENGTH = 300
+"""The number of tokens of the self-check."""
+NARROW: dict[str, dict[str, int]] = {
+    "prepare": {"num_warps": 8, "num_stages": 1},
+    "forward": {"num_warps": 4, "num_stages": 2},
+    "by_queries": {"num_warps": 4, "num_stages": 2},
+    "by_keys": {"num_warps": 4, "num_stages": 2},
+    "finish": {"num_warps": 8, "num_stages": 1},
+}
+"""Options of the compiler for heads of at most 64 channels."""
+WIDE = NARROW | {name: {"num_warps": 8, "num_stages": 1} for name in NARROW}
+
+
+@triton.jit
+def part(p, i, o_row, o_column, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Return the addresses of matrix ``i`` of contiguous matrices (ROWS, COLUMNS)."""
+    return p + i * (ROWS * COLUMNS) + o_row[:, None] * COLUMNS + o_column[None, :]
+
+
+@triton.jit
+def turned(p, i, o_row, o_column, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Return the addresses of the transpose of matrix ``i``, (COLUMNS, ROWS)."""
+    return p + i * (ROWS * COLUMNS) + o_row[None, :] * COLUMNS + o_column[:, None]
+
+
+@triton.jit
+def nearest(x, PRECISION: tl.constexpr):
+    """Round float32 to the nearest TF32, because products would cut off the bits beyond."""
+    if PRECISION != "ieee":
+        x = ((x.to(tl.int32, bitcast=True) + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
+    return x
+
+
+@triton.jit
+def load_chunk(
+    p_q, p_k, p_state, i_b, i_h, o_t, o_e, G, q_strides, k_strides, state_strides, scale,
+    E: tl.constexpr,
+):  # fmt: skip
+    """Return scaled queries, keys and w (C, E), and beta (C,), in float32."""
+    m_t = (o_t >= 0)[:, None]
+    b_q = tl.load(tile(p_q, q_strides, i_b, i_h, o_t, o_e), mask=m_t, other=0.0)
+    b_k = tl.load(tile(p_k, k_strides, i_b, i_h // G, o_t, o_e), mask=m_t, other=0.0)
+    p_state += i_b * state_strides[0] + i_h * state_strides[1]
+    b_w = tl.load(p_state + o_t[:, None] * state_strides[2] + o_e[None, :], mask=m_t, other=0.0)
+    b_beta = tl.load(p_state + o_t * state_strides[2] + E, mask=o_t >= 0, other=0.0)
+    return b_q.to(tl.float32) * scale, b_k.to(tl.float32), b_w, b_beta
+
+
+@triton.jit
+def inverse(b_l, o_c, PRECISION: tl.constexpr):
+    """Return (I + b_l)^-1 for b_l strictly lower triangular, (C, C)."""
+    m_near = (o_c[:, None] // SOLVED) == (o_c[None, :] // SOLVED)
+    b_near = tl.where(m_near, b_l, 0.0)
+    b_x = tl.where(o_c[:, None] == o_c[None, :], 1.0, 0.0)
+    # Substitution in the four blocks on the diagonal at once: row i is subtracted from later ones.
+    for i in tl.range(0, SOLVED - 1):
+        o_i = o_c // SOLVED * SOLVED + i
+        b_column = tl.sum(tl.where(o_c[None, :] == o_i[:, None], b_near, 0.0), 1)
+        b_row = tl.sum(tl.where(o_c[:, None] == o_i[None, :], b_x, 0.0), 0)
+        b_x -= tl.where(m_near, b_column[:, None] * b_row[None, :], 0.0)
+    # (I + M)^-1 = (I - M) (I + M^2), because M^4 is 0.
+    b_m = tl.dot(b_x, b_l - b_near, input_precision=PRECISION)
+    b_square = tl.dot(b_m, b_m, input_precision=PRECISION)
+    b_x = tl.dot(b_square, b_x, b_x, input_precision=PRECISION)
+    return tl.dot(-b_m, b_x, b_x, input_precision=PRECISION)
+
+
+@triton.jit
+def prepare(
+    p_q, p_k, p_state, p_rest, p_own, p_keys, p_x, p_xt, p_solved, T, H, G, scale, q_strides,
+    k_strides, state_strides, E: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Compute what concerns one chunk alone.
+
+    Args:
+        p_q: (B, H, T, E). p_k: (B, H / G, T, E). p_state: (B, H, T, E + 1) float32, w and beta.
+        p_rest: Q~ (N, n, C, E). p_own: the bias (N, n, C, C). p_keys: K' (N, n, C, E).
+        p_x: X (N, n, E, E). p_xt: its transpose. p_solved: (I + L)^-1, (N, n, C, C). All are
+            written, and are float32 except K'. p_x and p_solved are None in the forward pass.
+        scale: of the logits.
+    """
+    EXACT: tl.constexpr = "ieee" if PRECISION == "ieee" else "tf32x3"
+    i_c, n = tl.program_id(0), tl.num_programs(0)
+    i_n = tl.program_id(1).to(tl.int64)
+    i_at = i_n * n + i_c
+    o_c, o_e = tl.arange(0, C), tl.arange(0, E)
+    b_q, b_k, b_w, b_beta = load_chunk(
+        p_q, p_k, p_state, i_n // H, i_n % H, i_c * C + o_c - (n * C - T), o_e, G, q_strides,
+        k_strides, state_strides, scale, E,
+    )  # fmt: skip
+    m_below = o_c[:, None] > o_c[None, :]
+    b_wt = tl.trans(b_w)
+    b_l = tl.where(m_below, tl.dot(b_w, b_wt, input_precision=EXACT) * b_beta[:, None], 0.0)
+    b_solved = inverse(b_l, o_c, EXACT)
+    if p_solved is not None:
+        tl.store(part(p_solved, i_at, o_c, o_c, C, C), b_solved)
+    b_u = b_solved * b_beta[None, :]
+    b_passed = tl.dot(b_u, b_w, input_precision=EXACT)
+    b_x = nearest(-tl.dot(b_wt, b_passed, input_precision=EXACT), PRECISION)
+    if p_x is not None:
+        tl.store(part(p_x, i_at, o_e, o_e, E, E), b_x)
+    tl.store(part(p_xt, i_at, o_e, o_e, E, E), tl.trans(b_x))
+    b_met = tl.dot(b_w, tl.trans(b_k), input_precision=PRECISION)
+    b_reflected = tl.dot(b_u, tl.where(m_below, b_met, 0.0), input_precision=PRECISION)
+    b_keys = b_k - tl.dot(tl.trans(b_reflected), b_w, input_precision=PRECISION)
+    tl.store(part(p_keys, i_at, o_c, o_e, C, E), b_keys.to(p_keys.dtype.element_ty))
+    b_met = tl.dot(b_q, b_wt, input_precision=PRECISION)
+    b_met = -tl.where(o_c[:, None] >= o_c[None, :], b_met, 0.0)
+    b_own = tl.dot(b_met, b_reflected, input_precision=PRECISION)
+    tl.store(part(p_own, i_at, o_c, o_c, C, C), b_own)
+    b_rest = tl.dot(b_met, b_passed, b_q, input_precision=PRECISION)
+    tl.store(part(p_rest, i_at, o_c, o_e, C, E), b_rest)
+
+
+@triton.jit
+def own_logits(b_q, b_k, p_own, i_at, o_c, o_t, scale):
+    """Return the logits in base 2 of the keys in the queries' own chunk, (C, C)."""
+    b_own = tl.load(part(p_own, i_at, o_c, o_c, C, C))
+    b_s = (tl.dot(b_q, tl.trans(b_k), input_precision="ieee") * scale + b_own) * BASE_2
+    # Zeros before the first token are seen by one another, so that no sum of weights is 0.
+    m_seen = (o_c[:, None] >= o_c[None, :]) & ((o_t[None, :] >= 0) | (o_t[:, None] < 0))
+    return tl.where(m_seen, b_s, float("-inf"))
+
+
+@triton.jit
+def forward(
+    p_q, p_k, p_v, p_o, p_lse, p_rest, p_own, p_keys, p_xt, T, H, G, scale, q_strides, k_strides,
+    v_strides, out_strides, E: tl.constexpr, D: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Compute the output of one chunk of queries of one head.
+
+    Args:
+        p_v: (B, H / G, T, D). p_o: (B, H, T, D), written.
+        p_lse: (N, n, C) float32, log2 of the sum of 2^s over the logits s in base 2, written.
+        Other arguments are those of `prepare`, which wrote p_rest, p_own, p_keys and p_xt.
+    """
+    n = tl.num_programs(0)
+    i_c = n - 1 - tl.program_id(0)  # chunks with the most keys start first
+    i_n = tl.program_id(1).to(tl.int64)
+    i_b, i_h = i_n // H, i_n % H
+    o_c, o_e, o_d = tl.arange(0, C), tl.arange(0, E), tl.arange(0, D)
+    ahead = n * C - T
+    o_t = i_c * C + o_c - ahead
+    m_t = (o_t >= 0)[:, None]
+    b_q = tl.load(tile(p_q, q_strides, i_b, i_h, o_t, o_e), mask=m_t, other=0.0)
+    b_k = tl.load(tile(p_k, k_strides, i_b, i_h // G, o_t, o_e), mask=m_t, other=0.0)
+    b_v = tl.load(tile(p_v, v_strides, i_b, i_h // G, o_t, o_d), mask=m_t, other=0.0)
+    b_s = own_logits(b_q, b_k, p_own, i_n * n + i_c, o_c, o_t, scale)
+    b_top = tl.max(b_s, 1)
+    b_p = tl.math.exp2(b_s - b_top[:, None])
+    b_sum = tl.sum(b_p, 1)
+    b_acc = tl.dot(b_p.to(b_v.dtype), b_v, input_precision="ieee")
+    b_q32 = tl.load(part(p_rest, i_n * n + i_c, o_c, o_e, C, E))
+    for i in tl.range(0, i_c):
+        i_j = i_c - 1 - i
+        o_j = i_j * C + o_c - ahead
+        b_keys = tl.load(turned(p_keys, i_n * n + i_j, o_c, o_e, C, E))
+        b_x = tl.load(turned(p_xt, i_n * n + i_j, o_e, o_e, E, E))
+        b_v = tl.load(
+            tile(p_v, v_strides, i_b, i_h // G, o_j, o_d), mask=(o_j >= 0)[:, None], other=0.0
+        )
+        b_s = tl.dot(b_q32.to(b_keys.dtype), b_keys, input_precision="ieee") * BASE_2
+        b_s = tl.where(o_j[None, :] >= 0, b_s, float("-inf"))
+        b_q32 = tl.dot(nearest(b_q32, PRECISION), b_x, b_q32, input_precision=PRECISION)
+        b_higher = tl.maximum(b_top, tl.max(b_s, 1))
+        b_p = tl.math.exp2(b_s - b_higher[:, None])
+        b_shrink = tl.math.exp2(b_top - b_higher)
+        b_sum = b_sum * b_shrink + tl.sum(b_p, 1)
+        b_acc = b_acc * b_shrink[:, None]
+        b_acc = tl.dot(b_p.to(b_v.dtype), b_v, b_acc, input_precision="ieee")
+        b_top = b_higher
+    b_out = (b_acc / b_sum[:, None]).to(p_o.dtype.element_ty)
+    tl.store(tile(p_o, out_strides, i_b, i_h, o_t, o_d), b_out, mask=m_t)
+    tl.store(p_lse + (i_n * n + i_c) * C + o_c, b_top + tl.math.log2(b_sum))
+
+
+@triton.jit
+def by_queries(
+    p_v, p_do, p_lse, p_delta, p_rest, p_keys, p_x, p_xt, p_arrived, p_onward, p_drest, first, T, H,
+    G, v_strides, do_strides, E: tl.constexpr, D: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Compute the gradient of Q~ of one chunk of one head, and what `by_keys` needs.
+
+    Args:
+        p_do: (B, H, T, D), the gradient of the output. p_lse: from `forward`.
+        p_delta: (N, n, C) float32, the sums of o do.
+        p_arrived, p_onward: (heads, n (n - 1) / 2, C, E), written from head ``first`` on: q_ij and
+            h_ij for all i > j.
+        p_drest: (N, n, C, E) float32, written.
+        Other arguments are those of `forward`.
+    """
+    n = tl.num_programs(0)
+    i_c = n - 1 - tl.program_id(0)
+    i_local = tl.program_id(1).to(tl.int64)
+    i_n = first + i_local
+    i_b, i_h = i_n // H, i_n % H
+    i_pairs = i_local * (n * (n - 1) // 2) + i_c * (i_c - 1) // 2
+    i_at = i_n * n + i_c
+    o_c, o_e, o_d = tl.arange(0, C), tl.arange(0, E), tl.arange(0, D)
+    ahead = n * C - T
+    o_t = i_c * C + o_c - ahead
+    b_q32 = tl.load(part(p_rest, i_at, o_c, o_e, C, E))
+    for i in tl.range(0, i_c):
+        i_j = i_c - 1 - i
+        b_x = tl.load(turned(p_xt, i_n * n + i_j, o_e, o_e, E, E))
+        b_q = b_q32.to(p_arrived.dtype.element_ty)
+        tl.store(part(p_arrived, i_pairs + i_j, o_c, o_e, C, E), b_q)
+        b_q32 = tl.dot(nearest(b_q32, PRECISION), b_x, b_q32, input_precision=PRECISION)
+    tl.debug_barrier()  # another thread may have written what is read now
+    m_t = (o_t >= 0)[:, None]
+    b_do = tl.load(tile(p_do, do_strides, i_b, i_h, o_t, o_d), mask=m_t, other=0.0)
+    b_lse = tl.load(p_lse + i_at * C + o_c)
+    b_delta = tl.load(p_delta + i_at * C + o_c)
+    b_g = tl.zeros((C, E), tl.float32)
+    for i_j in tl.range(0, i_c):
+        o_j = i_j * C + o_c - ahead
+        b_q = tl.load(part(p_arrived, i_pairs + i_j, o_c, o_e, C, E))
+        b_keys = tl.load(part(p_keys, i_n * n + i_j, o_c, o_e, C, E))
+        b_x = tl.load(turned(p_x, i_n * n + i_j, o_e, o_e, E, E))
+        b_v = tl.load(
+            tile(p_v, v_strides, i_b, i_h // G, o_j, o_d), mask=(o_j >= 0)[:, None], other=0.0
+        )
+        tl.store(part(p_onward, i_pairs + i_j, o_c, o_e, C, E), b_g.to(b_q.dtype))
+        b_s = tl.dot(b_q, tl.trans(b_keys), input_precision="ieee") * BASE_2
+        b_p = tl.where(o_j[None, :] >= 0, tl.math.exp2(b_s - b_lse[:, None]), 0.0)
+        b_ds = b_p * (tl.dot(b_do, tl.trans(b_v), input_precision="ieee") - b_delta[:, None])
+        b_g = tl.dot(nearest(b_g, PRECISION), b_x, b_g, input_precision=PRECISION)
+        b_g = tl.dot(b_ds.to(b_keys.dtype), b_keys, b_g, input_precision="ieee")
+    tl.store(part(p_drest, i_at, o_c, o_e, C, E), b_g)
+
+
+@triton.jit
+def by_keys(
+    p_q, p_k, p_v, p_do, p_dv, p_lse, p_delta, p_own, p_keys, p_arrived, p_onward, p_down, p_dkeys,
+    p_dx, first, T, H, G, scale, q_strides, k_strides, v_strides, do_strides, dv_strides,
+    E: tl.constexpr, D: tl.constexpr,
+):  # fmt: skip
+    """Compute the gradients of V, of K' and X, and of the logits in the own chunk, of one chunk.
+
+    Args:
+        p_dv: (B, H, T, D), for each head even if several share their values, written.
+        p_down: (N, n, C, C), p_dkeys: (N, n, C, E) and p_dx: (N, n, E, E), float32, written.
+        Other arguments are those of `prepare`, `forward` and `by_queries`.
+    """
+    i_c, n = tl.program_id(0), tl.num_programs(0)
+    i_local = tl.program_id(1).to(tl.int64)
+    i_n = first + i_local
+    i_b, i_h = i_n // H, i_n % H
+    i_at = i_n * n + i_c
+    o_c, o_e, o_d = tl.arange(0, C), tl.arange(0, E), tl.arange(0, D)
+    ahead = n * C - T
+    o_t = i_c * C + o_c - ahead
+    m_t = (o_t >= 0)[:, None]
+    b_q = tl.load(tile(p_q, q_strides, i_b, i_h, o_t, o_e), mask=m_t, other=0.0)
+    b_k = tl.load(tile(p_k, k_strides, i_b, i_h // G, o_t, o_e), mask=m_t, other=0.0)
+    b_v = tl.load(tile(p_v, v_strides, i_b, i_h // G, o_t, o_d), mask=m_t, other=0.0)
+    b_do = tl.load(tile(p_do, do_strides, i_b, i_h, o_t, o_d), mask=m_t, other=0.0)
+    b_lse = tl.load(p_lse + i_at * C + o_c)
+    b_delta = tl.load(p_delta + i_at * C + o_c)
+    b_s = own_logits(b_q, b_k, p_own, i_at, o_c, o_t, scale)
+    b_p = tl.math.exp2(b_s - b_lse[:, None])
+    b_dp = tl.dot(b_do, tl.trans(b_v), input_precision="ieee")
+    tl.store(part(p_down, i_at, o_c, o_c, C, C), b_p * (b_dp - b_delta[:, None]))
+    b_dv = tl.dot(tl.trans(b_p.to(b_do.dtype)), b_do, input_precision="ieee")
+    b_keys = tl.load(part(p_keys, i_at, o_c, o_e, C, E))
+    b_dkeys = tl.zeros((C, E), tl.float32)
+    b_dx = tl.zeros((E, E), tl.float32)
+    for i_i in tl.range(i_c + 1, n):
+        i_pair = i_local * (n * (n - 1) // 2) + i_i * (i_i - 1) // 2 + i_c
+        o_i = i_i * C + o_c - ahead
+        b_q = tl.load(part(p_arrived, i_pair, o_c, o_e, C, E))
+        b_onward = tl.load(part(p_onward, i_pair, o_c, o_e, C, E))
+        b_do = tl.load(tile(p_do, do_strides, i_b, i_h, o_i, o_d))
+        b_lse = tl.load(p_lse + (i_n * n + i_i) * C + o_c)
+        b_delta = tl.load(p_delta + (i_n * n + i_i) * C + o_c)
+        b_s = tl.dot(b_keys, tl.trans(b_q), input_precision="ieee") * BASE_2
+        b_p = tl.where(o_t[:, None] >= 0, tl.math.exp2(b_s - b_lse[None, :]), 0.0)
+        b_dv = tl.dot(b_p.to(b_do.dtype), b_do, b_dv, input_precision="ieee")
+        b_dp = tl.dot(b_v, tl.trans(b_do), input_precision="ieee")
+        b_ds = (b_p * (b_dp - b_delta[None, :])).to(b_q.dtype)
+        b_dkeys = tl.dot(b_ds, b_q, b_dkeys, input_precision="ieee")
+        b_dx = tl.dot(tl.trans(b_q), b_onward, b_dx, input_precision="ieee")
+    b_dv = b_dv.to(p_dv.dtype.element_ty)
+    tl.store(tile(p_dv, dv_strides, i_b, i_h, o_t, o_d), b_dv, mask=m_t)
+    tl.store(part(p_dkeys, i_at, o_c, o_e, C, E), b_dkeys)
+    tl.store(part(p_dx, i_at, o_e, o_e, E, E), b_dx)
+
+
+@triton.jit
+def finish(
+    p_q, p_k, p_state, p_solved, p_drest, p_down, p_dkeys, p_dx, p_dq, p_dk, p_dstate, T, H, G,
+    scale, q_strides, k_strides, state_strides, dq_strides, dk_strides, E: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Compute the gradients of q, k, w and beta of one chunk.
+
+    Args:
+        p_drest, p_down, p_dkeys, p_dx: from `by_queries` and `by_keys`.
+        p_dq, p_dk: (B, H, T, E), written; p_dk for each head even if several share their keys.
+        p_dstate: (B, H, T, E + 1) float32, contiguous, written.
+        Other arguments are those of `prepare`.
+    """
+    i_c, n = tl.program_id(0), tl.num_programs(0)
+    i_n = tl.program_id(1).to(tl.int64)
+    i_b, i_h, i_at = i_n // H, i_n % H, i_n * n + i_c
+    o_c, o_e = tl.arange(0, C), tl.arange(0, E)
+    o_t = i_c * C + o_c - (n * C - T)
+    m_t = (o_t >= 0)[:, None]
+    b_q, b_k, b_w, b_beta = load_chunk(
+        p_q, p_k, p_state, i_b, i_h, o_t, o_e, G, q_strides, k_strides, state_strides, scale, E
+    )
+    m_below, m_upto = o_c[:, None] > o_c[None, :], o_c[:, None] >= o_c[None, :]
+    b_wt = tl.trans(b_w)
+    b_solved = tl.load(part(p_solved, i_at, o_c, o_c, C, C))
+    b_u = b_solved * b_beta[None, :]
+    b_passed = tl.dot(b_u, b_w, input_precision=PRECISION)
+    b_kept = tl.dot(b_w, tl.trans(b_k), input_precision=PRECISION)
+    b_kept = tl.where(m_below, b_kept, 0.0)
+    b_reflected = tl.dot(b_u, b_kept, input_precision=PRECISION)
+    b_drest = tl.load(part(p_drest, i_at, o_c, o_e, C, E))
+    b_down = tl.load(part(p_down, i_at, o_c, o_c, C, C))
+    # Q~ = Q - M passed, own = -M reflected + Q K^T, with M = lower(Q W^T)
+    b_dmet = tl.dot(b_drest, tl.trans(b_passed), input_precision=PRECISION)
+    b_dmet = tl.dot(b_down, tl.trans(b_reflected), b_dmet, input_precision=PRECISION)
+    b_dmet = -tl.where(m_upto, b_dmet, 0.0)
+    b_dq = tl.dot(b_dmet, b_w, b_drest, input_precision=PRECISION)
+    b_dq = tl.dot(b_down, b_k, b_dq, input_precision=PRECISION) * scale
+    tl.store(tile(p_dq, dq_strides, i_b, i_h, o_t, o_e), b_dq.to(p_dq.dtype.element_ty), mask=m_t)
+    b_dw = tl.dot(tl.trans(b_dmet), b_q, input_precision=PRECISION)
+    b_met = tl.trans(tl.where(m_upto, tl.dot(b_q, b_wt, input_precision=PRECISION), 0.0))
+    # X = -W^T passed, with passed = U W
+    b_dx = tl.load(part(p_dx, i_at, o_e, o_e, E, E))
+    b_dpassed = tl.dot(b_met, b_drest, input_precision=PRECISION)
+    b_dpassed = -tl.dot(b_w, b_dx, b_dpassed, input_precision=PRECISION)
+    b_dw = tl.dot(-b_passed, tl.trans(b_dx), b_dw, input_precision=PRECISION)
+    b_dw = tl.dot(tl.trans(b_u), b_dpassed, b_dw, input_precision=PRECISION)
+    # K' = K - reflected^T W, with reflected = U kept and kept = below(W K^T)
+    b_dkeys = tl.load(part(p_dkeys, i_at, o_c, o_e, C, E))
+    b_dreflected = tl.dot(b_met, b_down, input_precision=PRECISION)
+    b_dreflected = -tl.dot(b_w, tl.trans(b_dkeys), b_dreflected, input_precision=PRECISION)
+    b_dw = tl.dot(-b_reflected, b_dkeys, b_dw, input_precision=PRECISION)
+    b_dkept = tl.dot(tl.trans(b_u), b_dreflected, input_precision=PRECISION)
+    b_dkept = tl.where(m_below, b_dkept, 0.0)
+    b_dw = tl.dot(b_dkept, b_k, b_dw, input_precision=PRECISION)
+    b_dk = tl.dot(tl.trans(b_dkept), b_w, b_dkeys, input_precision=PRECISION)
+    b_dk = tl.dot(tl.trans(b_down), b_q, b_dk, input_precision=PRECISION)
+    tl.store(tile(p_dk, dk_strides, i_b, i_h, o_t, o_e), b_dk.to(p_dk.dtype.element_ty), mask=m_t)
+    # U = (I + L)^-1 diag(beta), with L = diag(beta) below(W W^T)
+    b_du = tl.dot(b_dpassed, b_wt, input_precision=PRECISION)
+    b_du = tl.dot(b_dreflected, tl.trans(b_kept), b_du, input_precision=PRECISION)
+    b_dbeta = tl.sum(b_du * b_solved, 0)
+    b_dl = tl.dot(tl.trans(b_solved), b_du * b_beta[None, :], input_precision=PRECISION)
+    b_dl = tl.dot(b_dl, tl.trans(b_solved), input_precision=PRECISION)
+    b_dl = -tl.where(m_below, b_dl, 0.0)
+    b_dbeta += tl.sum(b_dl * tl.dot(b_w, b_wt, input_precision=PRECISION), 1)
+    b_dl *= b_beta[:, None]
+    b_dw = tl.dot(b_dl + tl.trans(b_dl), b_w, b_dw, input_precision=PRECISION)
+    p_dstate += (i_n * T + o_t) * (E + 1)
+    tl.store(p_dstate[:, None] + o_e[None, :], b_dw, mask=m_t)
+    tl.store(p_dstate + E, b_dbeta, mask=o_t >= 0)
+
+
+def _options(q: Tensor) -> dict[str, dict[str, int]]:
+    """Return the options of the compiler for queries as wide as these."""
+    return NARROW if q.shape[-1] <= 64 else WIDE
+
+
+def _precision(q: Tensor) -> str:
+    return "ieee" if q.dtype == torch.float32 else "tf32"
+
+
+def _prepared(q: Tensor, k: Tensor, state: Tensor, for_gradient: bool) -> dict[str, Tensor | None]:
+    """Return what `prepare` writes, by name."""
+    batch, heads, length, width = q.shape
+    n, every = cdiv(length, CHUNK), batch * heads
+
+    def new(*sizes: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return q.new_empty((every, n, *sizes), dtype=dtype)
+
+    made = {
+        "p_rest": new(CHUNK, width),
+        "p_own": new(CHUNK, CHUNK),
+        "p_keys": new(CHUNK, width, dtype=q.dtype),
+        "p_x": new(width, width) if for_gradient else None,
+        "p_xt": new(width, width),
+        "p_solved": new(CHUNK, CHUNK) if for_gradient else None,
+    }
+    prepare[(n, every)](
+        q, k, state, *made.values(), length, heads, heads // k.shape[1], width**-0.5,
+        strides_of(q), strides_of(k), strides_of(state), E=width, PRECISION=_precision(q),
+        **_options(q)["prepare"],
+    )  # fmt: skip
+    return made
+
+
+def attend_by_kernel(q: Tensor, k: Tensor, v: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute `attend` without the self-check."""
+    q, k, v, state = (contiguous_last_dim(x) for x in (q, k, v, state))
+    batch, heads, length, width = q.shape
+    n = cdiv(length, CHUNK)
+    out = tokens_first(q, v.shape[-1])
+    lse = q.new_empty((batch * heads, n, CHUNK), dtype=torch.float32)
+    made = _prepared(q, k, state, for_gradient=False)
+    forward[(n, batch * heads)](
+        q, k, v, out, lse, *(made[name] for name in ("p_rest", "p_own", "p_keys", "p_xt")), length,
+        heads, heads // k.shape[1], width**-0.5, *map(strides_of, (q, k, v, out)), E=width,
+        D=v.shape[-1], PRECISION=_precision(q), **_options(q)["forward"],
+    )  # fmt: skip
+    return out, lse
+
+
+def gradients(
+    gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, state: Tensor, out: Tensor, lse: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the gradients of q, k, v and state.
+
+    Args:
+        gradient: (B, H, T, D), of the output. out, lse: what `attend` returned.
+    """
+    q, k, v, state, gradient = (contiguous_last_dim(x) for x in (q, k, v, state, gradient))
+    gradient = gradient.to(q.dtype)
+    batch, heads, length, width = q.shape
+    every, n, groups = batch * heads, lse.shape[1], heads // k.shape[1]
+    delta = pad((gradient.float() * out).sum(-1), (n * CHUNK - length, 0)).contiguous()
+    made = _prepared(q, k, state, for_gradient=True)
+    rest, own, keys, x, xt, solved = made.values()
+    written = rest, own, keys, x
+    drest, down, dkeys, dx = (torch.empty_like(t, dtype=torch.float32) for t in written)
+    shared = torch.float32 if groups > 1 else q.dtype
+    dq, dk = tokens_first(q, width), tokens_first(q.to(shared), width)
+    dv = tokens_first(q.to(shared), v.shape[-1])
+    dstate = state.new_empty(state.shape)
+    pairs, options = n * (n - 1) // 2, _options(q)
+    step = min(every, max(1, HELD // max(1, 2 * pairs * CHUNK * width)))
+    arrived, onward = (q.new_empty((step, pairs, CHUNK, width)) for _ in range(2))
+    sizes = {"E": width, "D": v.shape[-1]}
+    for first in range(0, every, step):
+        grid = n, min(step, every - first)
+        by_queries[grid](
+            v, gradient, lse, delta, rest, keys, x, xt, arrived, onward, drest, first, length,
+            heads, groups, strides_of(v), strides_of(gradient), **sizes, PRECISION=_precision(q),
+            **options["by_queries"],
+        )  # fmt: skip
+        by_keys[grid](
+            q, k, v, gradient, dv, lse, delta, own, keys, arrived, onward, down, dkeys, dx, first,
+            length, heads, groups, width**-0.5, *map(strides_of, (q, k, v, gradient, dv)), **sizes,
+            **options["by_keys"],
+        )  # fmt: skip
+    finish[(n, every)](
+        q, k, state, solved, drest, down, dkeys, dx, dq, dk, dstate, length, heads, groups,
+        width**-0.5, *map(strides_of, (q, k, state, dq, dk)), E=width, PRECISION=_precision(q),
+        **options["finish"],
+    )  # fmt: skip
+    if groups > 1:
+        dk, dv = (x.unflatten(1, (-1, groups)).sum(2).to(q.dtype) for x in (dk, dv))
+    return dq, dk, dv, dstate
+
+
+@torch.library.custom_op("pe::path", mutates_args=())
+def attend(q: Tensor, k: Tensor, v: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute causal attention.
+
+    Args:
+        q: (B, H, T, E). k: (B, K, T, E). v: (B, K, T, D). They have 16 bits or are float32.
+        state: (B, H, T, E + 1) float32, which is w and beta.
+
+    Returns:
+        o (B, H, T, D), and ``lse`` of the kernel `forward`.
+
+    Raises:
+        RuntimeError: the self-check of the kernels fails on this machine.
+    """
+    if q.is_cuda:
+        self_check(q.shape[-1], v.shape[-1], q.dtype, q.device)
+    return attend_by_kernel(q, k, v, state)
+
+
+@attend.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    shape = q.shape[0] * q.shape[1], (q.shape[2] + CHUNK - 1) // CHUNK, CHUNK
+    return tokens_first(q, v.shape[-1]), q.new_empty(shape, dtype=torch.float32)
+
+
+attend_backward = torch.library.custom_op("pe::path_backward", gradients, mutates_args=())
+
+
+@attend_backward.register_fake
+def _(
+    gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, state: Tensor, out: Tensor, lse: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    dq, dk, dv = (tokens_first(x, x.shape[-1]) for x in (q, k, v))
+    return dq, dk, dv, state.new_empty(state.shape)
+
+
+def _save(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, Tensor]) -> None:
+    ctx.save_for_backward(*inputs, *output)
+
+
+def _backward(ctx: Any, gradient: Tensor, _: Tensor | None) -> tuple[Tensor, ...]:
+    slopes: tuple[Tensor, ...] = attend_backward(gradient, *ctx.saved_tensors)
+    return slopes
+
+
+attend.register_autograd(_backward, setup_context=_save)
+
+
+@functools.cache
+def self_check(width: int, value_width: int, dtype: torch.dtype, device: torch.device) -> None:
+    """Compare the kernels with the definition, once for each combination of arguments.
+
+    Raises:
+        RuntimeError: the kernels fail or differ. The message says how, and what to use instead.
+    """
+    random = checks.random_on(device)
+    q, k, v, gradient = checks.inputs(random, 2, 2, LENGTH, width, value_width, dtype)
+    w, beta = random(2, 2, LENGTH, width), 2 * random(2, 2, LENGTH, 1).sigmoid()
+    state = torch.cat((w / w.norm(dim=-1, keepdim=True), beta), -1)
+
+    def compute() -> tuple[Tensor, ...]:
+        out, lse = attend_by_kernel(q, k, v, state)
+        return out, *gradients(gradient, q, k, v, state, out, lse)
+
+    checks.agree(compute, expected(q, k, v, state, gradient), dtype)
+
+
+def expected(
+    q: Tensor, k: Tensor, v: Tensor, state: Tensor, gradient: Tensor
+) -> tuple[Tensor, ...]:
+    """Return o, dq, dk, dv and the gradient of state in float64, without autograd."""
+    q, k, v, state, gradient = (x.double() for x in (q, k, v, state, gradient))
+    scale, groups = q.shape[-1] ** -0.5, q.shape[1] // k.shape[1]
+
+    def each(x: Tensor) -> Tensor:
+        return x.repeat_interleave(groups, 1)
+
+    def summed(x: Tensor) -> Tensor:
+        return x.unflatten(1, (-1, groups)).sum(2)
+
+    seen = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool, device=q.device).tril()
+    logits = scale * q @ each(k).mT + reflect(q, k, state, None)
+    p = logits.masked_fill(~seen, -torch.inf).softmax(-1)
+    out = p @ each(v)
+    ds = p * (gradient @ each(v).mT - (gradient * out).sum(-1, keepdim=True))
+    dq, dk, dstate = reflect_gradient(ds, q, k, state, None)
+    dq, dk = dq + scale * ds @ each(k), dk + summed(scale * ds.mT @ q)
+    return out, dq, dk, summed(p.mT @ gradient), dstate
