@@ -83,18 +83,9 @@ def nearest(x, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def load_chunk(
-    p_q, p_k, p_state, i_b, i_h, o_t, o_e, G, q_strides, k_strides, state_strides, scale,
-    E: tl.constexpr,
-):  # fmt: skip
-    """Return scaled queries, keys and w (C, E), and beta (C,), in float32."""
-    m_t = (o_t >= 0)[:, None]
-    b_q = tl.load(tile(p_q, q_strides, i_b, i_h, o_t, o_e), mask=m_t, other=0.0)
-    b_k = tl.load(tile(p_k, k_strides, i_b, i_h // G, o_t, o_e), mask=m_t, other=0.0)
-    p_state += i_b * state_strides[0] + i_h * state_strides[1]
-    b_w = tl.load(p_state + o_t[:, None] * state_strides[2] + o_e[None, :], mask=m_t, other=0.0)
-    b_beta = tl.load(p_state + o_t * state_strides[2] + E, mask=o_t >= 0, other=0.0)
-    return b_q.to(tl.float32) * scale, b_k.to(tl.float32), b_w, b_beta
+def product(a, b, PRECISION: tl.constexpr):
+    """Return a @ b of float32 in TF32, or in float32 if PRECISION is "ieee"."""
+    return tl.dot(nearest(a, PRECISION), nearest(b, PRECISION), input_precision=PRECISION)
 
 
 @triton.jit
@@ -118,7 +109,7 @@ def inverse(b_l, o_c, PRECISION: tl.constexpr):
 
 @triton.jit
 def prepare(
-    p_q, p_k, p_state, p_rest, p_own, p_keys, p_x, p_xt, p_solved, T, H, G, scale, q_strides,
+    p_q, p_k, p_state, p_rest, p_own, p_keys, p_x, p_xt, p_solved, p_w, T, H, G, scale, q_strides,
     k_strides, state_strides, E: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Compute what concerns one chunk alone.
@@ -126,40 +117,44 @@ def prepare(
     Args:
         p_q: (B, H, T, E). p_k: (B, H / G, T, E). p_state: (B, H, T, E + 1) float32, w and beta.
         p_rest: Q~ (N, n, C, E). p_own: the bias (N, n, C, C). p_keys: K' (N, n, C, E).
-        p_x: X (N, n, E, E). p_xt: its transpose. p_solved: (I + L)^-1, (N, n, C, C). All are
-            written, and are float32 except K'. p_x and p_solved are None in the forward pass.
+        p_x: X (N, n, E, E). p_xt: its transpose. p_solved: (I + L)^-1, (N, n, C, C).
+            p_w: w (N, n, C, E). All are written, and are float32 except K'. p_x, p_solved and p_w
+            are None in the forward pass.
         scale: of the logits.
     """
     EXACT: tl.constexpr = "ieee" if PRECISION == "ieee" else "tf32x3"
     i_c, n = tl.program_id(0), tl.num_programs(0)
     i_n = tl.program_id(1).to(tl.int64)
-    i_at = i_n * n + i_c
+    i_b, i_h, i_at = i_n // H, i_n % H, i_n * n + i_c
     o_c, o_e = tl.arange(0, C), tl.arange(0, E)
-    b_q, b_k, b_w, b_beta = load_chunk(
-        p_q, p_k, p_state, i_n // H, i_n % H, i_c * C + o_c - (n * C - T), o_e, G, q_strides,
-        k_strides, state_strides, scale, E,
-    )  # fmt: skip
-    m_below = o_c[:, None] > o_c[None, :]
+    o_t = i_c * C + o_c - (n * C - T)
+    m_t, m_below = (o_t >= 0)[:, None], o_c[:, None] > o_c[None, :]
+    p_state += i_b * state_strides[0] + i_h * state_strides[1] + o_t * state_strides[2]
+    b_w = tl.load(p_state[:, None] + o_e[None, :], mask=m_t, other=0.0)
+    b_beta = tl.load(p_state + E, mask=o_t >= 0, other=0.0)
     b_wt = tl.trans(b_w)
     b_l = tl.where(m_below, tl.dot(b_w, b_wt, input_precision=EXACT) * b_beta[:, None], 0.0)
     b_solved = inverse(b_l, o_c, EXACT)
     if p_solved is not None:
         tl.store(part(p_solved, i_at, o_c, o_c, C, C), b_solved)
+        tl.store(part(p_w, i_at, o_c, o_e, C, E), b_w)
     b_u = b_solved * b_beta[None, :]
     b_passed = tl.dot(b_u, b_w, input_precision=EXACT)
     b_x = nearest(-tl.dot(b_wt, b_passed, input_precision=EXACT), PRECISION)
     if p_x is not None:
         tl.store(part(p_x, i_at, o_e, o_e, E, E), b_x)
     tl.store(part(p_xt, i_at, o_e, o_e, E, E), tl.trans(b_x))
-    b_met = tl.dot(b_w, tl.trans(b_k), input_precision=PRECISION)
-    b_reflected = tl.dot(b_u, tl.where(m_below, b_met, 0.0), input_precision=PRECISION)
-    b_keys = b_k - tl.dot(tl.trans(b_reflected), b_w, input_precision=PRECISION)
+    p_k = tile(p_k, k_strides, i_b, i_h // G, o_t, o_e)
+    b_k = tl.load(p_k, mask=m_t, other=0.0).to(tl.float32)
+    b_kept = tl.where(m_below, product(b_w, tl.trans(b_k), PRECISION), 0.0)
+    b_reflected = tl.dot(b_u, b_kept, input_precision=EXACT)
+    b_keys = b_k - product(tl.trans(b_reflected), b_w, PRECISION)
     tl.store(part(p_keys, i_at, o_c, o_e, C, E), b_keys.to(p_keys.dtype.element_ty))
-    b_met = tl.dot(b_q, b_wt, input_precision=PRECISION)
-    b_met = -tl.where(o_c[:, None] >= o_c[None, :], b_met, 0.0)
-    b_own = tl.dot(b_met, b_reflected, input_precision=PRECISION)
-    tl.store(part(p_own, i_at, o_c, o_c, C, C), b_own)
-    b_rest = tl.dot(b_met, b_passed, b_q, input_precision=PRECISION)
+    p_q = tile(p_q, q_strides, i_b, i_h, o_t, o_e)
+    b_q = tl.load(p_q, mask=m_t, other=0.0).to(tl.float32) * scale
+    b_met = -tl.where(o_c[:, None] >= o_c[None, :], product(b_q, b_wt, PRECISION), 0.0)
+    tl.store(part(p_own, i_at, o_c, o_c, C, C), product(b_met, b_reflected, PRECISION))
+    b_rest = b_q + product(b_met, b_passed, PRECISION)
     tl.store(part(p_rest, i_at, o_c, o_e, C, E), b_rest)
 
 
@@ -339,7 +334,7 @@ def by_keys(
 
 @triton.jit
 def finish(
-    p_q, p_k, p_state, p_solved, p_drest, p_down, p_dkeys, p_dx, p_dq, p_dk, p_dstate, T, H, G,
+    p_q, p_k, p_state, p_solved, p_w, p_drest, p_down, p_dkeys, p_dx, p_dq, p_dk, p_dstate, T, H, G,
     scale, q_strides, k_strides, state_strides, dq_strides, dk_strides, E: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -357,55 +352,76 @@ def finish(
     o_c, o_e = tl.arange(0, C), tl.arange(0, E)
     o_t = i_c * C + o_c - (n * C - T)
     m_t = (o_t >= 0)[:, None]
-    b_q, b_k, b_w, b_beta = load_chunk(
-        p_q, p_k, p_state, i_b, i_h, o_t, o_e, G, q_strides, k_strides, state_strides, scale, E
-    )
     m_below, m_upto = o_c[:, None] > o_c[None, :], o_c[:, None] >= o_c[None, :]
-    b_wt = tl.trans(b_w)
-    b_solved = tl.load(part(p_solved, i_at, o_c, o_c, C, C))
-    b_u = b_solved * b_beta[None, :]
-    b_passed = tl.dot(b_u, b_w, input_precision=PRECISION)
-    b_kept = tl.dot(b_w, tl.trans(b_k), input_precision=PRECISION)
-    b_kept = tl.where(m_below, b_kept, 0.0)
-    b_reflected = tl.dot(b_u, b_kept, input_precision=PRECISION)
-    b_drest = tl.load(part(p_drest, i_at, o_c, o_e, C, E))
-    b_down = tl.load(part(p_down, i_at, o_c, o_c, C, C))
-    # Q~ = Q - M passed, own = -M reflected + Q K^T, with M = lower(Q W^T)
-    b_dmet = tl.dot(b_drest, tl.trans(b_passed), input_precision=PRECISION)
-    b_dmet = tl.dot(b_down, tl.trans(b_reflected), b_dmet, input_precision=PRECISION)
+    p_q, p_k = (
+        tile(p_q, q_strides, i_b, i_h, o_t, o_e), tile(p_k, k_strides, i_b, i_h // G, o_t, o_e)
+    )
+    p_state += i_b * state_strides[0] + i_h * state_strides[1] + o_t * state_strides[2]
+    p_solved, p_down = part(p_solved, i_at, o_c, o_c, C, C), part(p_down, i_at, o_c, o_c, C, C)
+    p_w, p_drest = part(p_w, i_at, o_c, o_e, C, E), part(p_drest, i_at, o_c, o_e, C, E)
+    b_beta = tl.load(p_state + E, mask=o_t >= 0, other=0.0)
+    # After each barrier the inputs are loaded again, which leaves shared memory for products.
+    b_w = tl.load(p_w)
+    b_k = tl.load(p_k, mask=m_t, other=0.0).to(tl.float32)
+    b_u = tl.load(p_solved) * b_beta[None, :]
+    b_passed = product(b_u, b_w, PRECISION)
+    b_kept = tl.where(m_below, product(b_w, tl.trans(b_k), PRECISION), 0.0)
+    b_reflected = product(b_u, b_kept, PRECISION)
+    # Q~ = Q - M passed, own = Q K^T - M reflected, with M = lower(Q W^T)
+    tl.debug_barrier()
+    b_drest, b_down = tl.load(p_drest), tl.load(p_down)
+    b_dmet = product(b_drest, tl.trans(b_passed), PRECISION)
+    b_dmet += product(b_down, tl.trans(b_reflected), PRECISION)
     b_dmet = -tl.where(m_upto, b_dmet, 0.0)
-    b_dq = tl.dot(b_dmet, b_w, b_drest, input_precision=PRECISION)
-    b_dq = tl.dot(b_down, b_k, b_dq, input_precision=PRECISION) * scale
-    tl.store(tile(p_dq, dq_strides, i_b, i_h, o_t, o_e), b_dq.to(p_dq.dtype.element_ty), mask=m_t)
-    b_dw = tl.dot(tl.trans(b_dmet), b_q, input_precision=PRECISION)
-    b_met = tl.trans(tl.where(m_upto, tl.dot(b_q, b_wt, input_precision=PRECISION), 0.0))
+    b_w = tl.load(p_w)
+    b_k = tl.load(p_k, mask=m_t, other=0.0).to(tl.float32)
+    b_dq = b_drest + product(b_dmet, b_w, PRECISION) + product(b_down, b_k, PRECISION)
+    p_dq = tile(p_dq, dq_strides, i_b, i_h, o_t, o_e)
+    tl.store(p_dq, (b_dq * scale).to(p_dq.dtype.element_ty), mask=m_t)
+    tl.debug_barrier()
+    b_drest, b_down = tl.load(p_drest), tl.load(p_down)
+    b_w = tl.load(p_w)
+    b_q = tl.load(p_q, mask=m_t, other=0.0).to(tl.float32) * scale
+    b_dw = product(tl.trans(b_dmet), b_q, PRECISION)
+    b_dk = product(tl.trans(b_down), b_q, PRECISION)
+    b_met = tl.trans(tl.where(m_upto, product(b_q, tl.trans(b_w), PRECISION), 0.0))
+    b_dpassed = product(b_met, b_drest, PRECISION)
+    b_dreflected = product(b_met, b_down, PRECISION)
     # X = -W^T passed, with passed = U W
+    tl.debug_barrier()
+    b_w = tl.load(p_w)
     b_dx = tl.load(part(p_dx, i_at, o_e, o_e, E, E))
-    b_dpassed = tl.dot(b_met, b_drest, input_precision=PRECISION)
-    b_dpassed = -tl.dot(b_w, b_dx, b_dpassed, input_precision=PRECISION)
-    b_dw = tl.dot(-b_passed, tl.trans(b_dx), b_dw, input_precision=PRECISION)
-    b_dw = tl.dot(tl.trans(b_u), b_dpassed, b_dw, input_precision=PRECISION)
+    b_dpassed = -b_dpassed - product(b_w, b_dx, PRECISION)
+    b_dw -= product(b_passed, tl.trans(b_dx), PRECISION)
     # K' = K - reflected^T W, with reflected = U kept and kept = below(W K^T)
+    tl.debug_barrier()
+    b_w = tl.load(p_w)
     b_dkeys = tl.load(part(p_dkeys, i_at, o_c, o_e, C, E))
-    b_dreflected = tl.dot(b_met, b_down, input_precision=PRECISION)
-    b_dreflected = -tl.dot(b_w, tl.trans(b_dkeys), b_dreflected, input_precision=PRECISION)
-    b_dw = tl.dot(-b_reflected, b_dkeys, b_dw, input_precision=PRECISION)
-    b_dkept = tl.dot(tl.trans(b_u), b_dreflected, input_precision=PRECISION)
-    b_dkept = tl.where(m_below, b_dkept, 0.0)
-    b_dw = tl.dot(b_dkept, b_k, b_dw, input_precision=PRECISION)
-    b_dk = tl.dot(tl.trans(b_dkept), b_w, b_dkeys, input_precision=PRECISION)
-    b_dk = tl.dot(tl.trans(b_down), b_q, b_dk, input_precision=PRECISION)
-    tl.store(tile(p_dk, dk_strides, i_b, i_h, o_t, o_e), b_dk.to(p_dk.dtype.element_ty), mask=m_t)
+    b_dreflected = -b_dreflected - product(b_w, tl.trans(b_dkeys), PRECISION)
+    b_dw -= product(b_reflected, b_dkeys, PRECISION)
+    b_dk += b_dkeys
+    tl.debug_barrier()
+    b_w = tl.load(p_w)
+    b_k = tl.load(p_k, mask=m_t, other=0.0).to(tl.float32)
+    b_u = tl.load(p_solved) * b_beta[None, :]
+    b_dw += product(tl.trans(b_u), b_dpassed, PRECISION)
+    b_dkept = tl.where(m_below, product(tl.trans(b_u), b_dreflected, PRECISION), 0.0)
+    b_dw += product(b_dkept, b_k, PRECISION)
+    b_dk += product(tl.trans(b_dkept), b_w, PRECISION)
+    p_dk = tile(p_dk, dk_strides, i_b, i_h, o_t, o_e)
+    tl.store(p_dk, b_dk.to(p_dk.dtype.element_ty), mask=m_t)
     # U = (I + L)^-1 diag(beta), with L = diag(beta) below(W W^T)
-    b_du = tl.dot(b_dpassed, b_wt, input_precision=PRECISION)
-    b_du = tl.dot(b_dreflected, tl.trans(b_kept), b_du, input_precision=PRECISION)
+    tl.debug_barrier()
+    b_w = tl.load(p_w)
+    b_solved = tl.load(p_solved)
+    b_du = product(b_dpassed, tl.trans(b_w), PRECISION)
+    b_du += product(b_dreflected, tl.trans(b_kept), PRECISION)
     b_dbeta = tl.sum(b_du * b_solved, 0)
-    b_dl = tl.dot(tl.trans(b_solved), b_du * b_beta[None, :], input_precision=PRECISION)
-    b_dl = tl.dot(b_dl, tl.trans(b_solved), input_precision=PRECISION)
-    b_dl = -tl.where(m_below, b_dl, 0.0)
-    b_dbeta += tl.sum(b_dl * tl.dot(b_w, b_wt, input_precision=PRECISION), 1)
+    b_dl = product(tl.trans(b_solved), b_du * b_beta[None, :], PRECISION)
+    b_dl = -tl.where(m_below, product(b_dl, tl.trans(b_solved), PRECISION), 0.0)
+    b_dbeta += tl.sum(b_dl * product(b_w, tl.trans(b_w), PRECISION), 1)
     b_dl *= b_beta[:, None]
-    b_dw = tl.dot(b_dl + tl.trans(b_dl), b_w, b_dw, input_precision=PRECISION)
+    b_dw += product(b_dl + tl.trans(b_dl), b_w, PRECISION)
     p_dstate += (i_n * T + o_t) * (E + 1)
     tl.store(p_dstate[:, None] + o_e[None, :], b_dw, mask=m_t)
     tl.store(p_dstate + E, b_dbeta, mask=o_t >= 0)
@@ -435,6 +451,7 @@ def _prepared(q: Tensor, k: Tensor, state: Tensor, for_gradient: bool) -> dict[s
         "p_x": new(width, width) if for_gradient else None,
         "p_xt": new(width, width),
         "p_solved": new(CHUNK, CHUNK) if for_gradient else None,
+        "p_w": new(CHUNK, width) if for_gradient else None,
     }
     prepare[(n, every)](
         q, k, state, *made.values(), length, heads, heads // k.shape[1], width**-0.5,
@@ -474,7 +491,7 @@ def gradients(
     every, n, groups = batch * heads, lse.shape[1], heads // k.shape[1]
     delta = pad((gradient.float() * out).sum(-1), (n * CHUNK - length, 0)).contiguous()
     made = _prepared(q, k, state, for_gradient=True)
-    rest, own, keys, x, xt, solved = made.values()
+    rest, own, keys, x, xt, solved, w = made.values()
     written = rest, own, keys, x
     drest, down, dkeys, dx = (torch.empty_like(t, dtype=torch.float32) for t in written)
     shared = torch.float32 if groups > 1 else q.dtype
@@ -498,7 +515,7 @@ def gradients(
             **options["by_keys"],
         )  # fmt: skip
     finish[(n, every)](
-        q, k, state, solved, drest, down, dkeys, dx, dq, dk, dstate, length, heads, groups,
+        q, k, state, solved, w, drest, down, dkeys, dx, dq, dk, dstate, length, heads, groups,
         width**-0.5, *map(strides_of, (q, k, state, dq, dk)), E=width, PRECISION=_precision(q),
         **options["finish"],
     )  # fmt: skip
