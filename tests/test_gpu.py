@@ -26,7 +26,8 @@ pytestmark = [
 ]
 ENCODINGS = ["nope", "rope", "yarn", "partial", "pope", "xpos", "fope"]
 BIASED = [
-    "alibi", "kerple_log", "kerple_power", "sandwich", "t5", "fire", "fox", "cope", "rope+alibi",
+    "alibi", "kerple_log", "kerple_power", "sandwich", "t5", "fire", "fox", "cope", "path",
+    "rope+alibi",
 ]  # fmt: skip
 WINDOWED = [
     "rope+window:512", "nope+window:100+sinks:4+sink", "pope+chunk:300", "rope+sink",

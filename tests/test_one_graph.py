@@ -17,7 +17,7 @@ from pe.model import PEForCausalLM
 from pe.model.config import PEConfig
 
 BY_KERNEL = [
-    "alibi", "kerple_log", "t5", "sandwich", "fire", "fox", "cope", "rope+alibi",
+    "alibi", "kerple_log", "t5", "sandwich", "fire", "fox", "cope", "path", "rope+alibi",
     "rope+window:5+sinks:2+sink",
 ]  # fmt: skip
 

@@ -109,7 +109,7 @@ def inverse(b_l, o_c, PRECISION: tl.constexpr):
 
 @triton.jit
 def prepare(
-    p_q, p_k, p_state, p_rest, p_own, p_keys, p_x, p_xt, p_solved, p_w, T, H, G, scale, q_strides,
+    p_q, p_k, p_state, p_rest, p_own, p_keys, p_xt, p_x, p_solved, p_w, T, H, G, scale, q_strides,
     k_strides, state_strides, E: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Compute what concerns one chunk alone.
@@ -117,7 +117,7 @@ def prepare(
     Args:
         p_q: (B, H, T, E). p_k: (B, H / G, T, E). p_state: (B, H, T, E + 1) float32, w and beta.
         p_rest: Q~ (N, n, C, E). p_own: the bias (N, n, C, C). p_keys: K' (N, n, C, E).
-        p_x: X (N, n, E, E). p_xt: its transpose. p_solved: (I + L)^-1, (N, n, C, C).
+        p_xt: the transpose of X (N, n, E, E). p_x: X. p_solved: (I + L)^-1, (N, n, C, C).
             p_w: w (N, n, C, E). All are written, and are float32 except K'. p_x, p_solved and p_w
             are None in the forward pass.
         scale: of the logits.
@@ -354,7 +354,8 @@ def finish(
     m_t = (o_t >= 0)[:, None]
     m_below, m_upto = o_c[:, None] > o_c[None, :], o_c[:, None] >= o_c[None, :]
     p_q, p_k = (
-        tile(p_q, q_strides, i_b, i_h, o_t, o_e), tile(p_k, k_strides, i_b, i_h // G, o_t, o_e)
+        tile(p_q, q_strides, i_b, i_h, o_t, o_e),
+        tile(p_k, k_strides, i_b, i_h // G, o_t, o_e),
     )
     p_state += i_b * state_strides[0] + i_h * state_strides[1] + o_t * state_strides[2]
     p_solved, p_down = part(p_solved, i_at, o_c, o_c, C, C), part(p_down, i_at, o_c, o_c, C, C)
@@ -427,38 +428,35 @@ def finish(
     tl.store(p_dstate + E, b_dbeta, mask=o_t >= 0)
 
 
-def _options(q: Tensor) -> dict[str, dict[str, int]]:
-    """Return the options of the compiler for queries as wide as these."""
-    return NARROW if q.shape[-1] <= 64 else WIDE
+def _options(q: Tensor, v: Tensor) -> dict[str, dict[str, int]]:
+    """Return the options of the compiler for heads as wide as these."""
+    return NARROW if max(q.shape[-1], v.shape[-1]) <= 64 else WIDE
 
 
 def _precision(q: Tensor) -> str:
     return "ieee" if q.dtype == torch.float32 else "tf32"
 
 
-def _prepared(q: Tensor, k: Tensor, state: Tensor, for_gradient: bool) -> dict[str, Tensor | None]:
-    """Return what `prepare` writes, by name."""
+def prepared(
+    q: Tensor, k: Tensor, state: Tensor, options: dict[str, int], for_gradient: bool
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Return what `prepare` writes: p_rest to p_xt, and p_x to p_w, which only gradients need."""
     batch, heads, length, width = q.shape
     n, every = cdiv(length, CHUNK), batch * heads
 
     def new(*sizes: int, dtype: torch.dtype = torch.float32) -> Tensor:
         return q.new_empty((every, n, *sizes), dtype=dtype)
 
-    made = {
-        "p_rest": new(CHUNK, width),
-        "p_own": new(CHUNK, CHUNK),
-        "p_keys": new(CHUNK, width, dtype=q.dtype),
-        "p_x": new(width, width) if for_gradient else None,
-        "p_xt": new(width, width),
-        "p_solved": new(CHUNK, CHUNK) if for_gradient else None,
-        "p_w": new(CHUNK, width) if for_gradient else None,
-    }
+    made = [new(CHUNK, width), new(CHUNK, CHUNK), new(CHUNK, width, dtype=q.dtype)]
+    made.append(new(width, width))
+    sizes = (width, width), (CHUNK, CHUNK), (CHUNK, width)
+    more = [new(*size) for size in sizes] if for_gradient else []
+    places = (*made, *more, *[None] * (len(sizes) - len(more)))
     prepare[(n, every)](
-        q, k, state, *made.values(), length, heads, heads // k.shape[1], width**-0.5,
-        strides_of(q), strides_of(k), strides_of(state), E=width, PRECISION=_precision(q),
-        **_options(q)["prepare"],
+        q, k, state, *places, length, heads, heads // k.shape[1], width**-0.5,
+        *map(strides_of, (q, k, state)), E=width, PRECISION=_precision(q), **options,
     )  # fmt: skip
-    return made
+    return made, more
 
 
 def attend_by_kernel(q: Tensor, k: Tensor, v: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
@@ -468,11 +466,12 @@ def attend_by_kernel(q: Tensor, k: Tensor, v: Tensor, state: Tensor) -> tuple[Te
     n = cdiv(length, CHUNK)
     out = tokens_first(q, v.shape[-1])
     lse = q.new_empty((batch * heads, n, CHUNK), dtype=torch.float32)
-    made = _prepared(q, k, state, for_gradient=False)
+    options = _options(q, v)
+    made, _ = prepared(q, k, state, options["prepare"], for_gradient=False)
     forward[(n, batch * heads)](
-        q, k, v, out, lse, *(made[name] for name in ("p_rest", "p_own", "p_keys", "p_xt")), length,
-        heads, heads // k.shape[1], width**-0.5, *map(strides_of, (q, k, v, out)), E=width,
-        D=v.shape[-1], PRECISION=_precision(q), **_options(q)["forward"],
+        q, k, v, out, lse, *made, length, heads, heads // k.shape[1], width**-0.5,
+        *map(strides_of, (q, k, v, out)), E=width, D=v.shape[-1], PRECISION=_precision(q),
+        **options["forward"],
     )  # fmt: skip
     return out, lse
 
@@ -490,15 +489,16 @@ def gradients(
     batch, heads, length, width = q.shape
     every, n, groups = batch * heads, lse.shape[1], heads // k.shape[1]
     delta = pad((gradient.float() * out).sum(-1), (n * CHUNK - length, 0)).contiguous()
-    made = _prepared(q, k, state, for_gradient=True)
-    rest, own, keys, x, xt, solved, w = made.values()
+    options = _options(q, v)
+    made, more = prepared(q, k, state, options["prepare"], for_gradient=True)
+    (rest, own, keys, xt), (x, solved, w) = made, more
     written = rest, own, keys, x
     drest, down, dkeys, dx = (torch.empty_like(t, dtype=torch.float32) for t in written)
-    shared = torch.float32 if groups > 1 else q.dtype
-    dq, dk = tokens_first(q, width), tokens_first(q.to(shared), width)
-    dv = tokens_first(q.to(shared), v.shape[-1])
+    dq, dk, dv = (tokens_first(q, size) for size in (width, width, v.shape[-1]))
+    if groups > 1:
+        dk, dv = (torch.empty_like(t, dtype=torch.float32) for t in (dk, dv))
     dstate = state.new_empty(state.shape)
-    pairs, options = n * (n - 1) // 2, _options(q)
+    pairs = n * (n - 1) // 2
     step = min(every, max(1, HELD // max(1, 2 * pairs * CHUNK * width)))
     arrived, onward = (q.new_empty((step, pairs, CHUNK, width)) for _ in range(2))
     sizes = {"E": width, "D": v.shape[-1]}
@@ -598,17 +598,12 @@ def expected(
     q, k, v, state, gradient = (x.double() for x in (q, k, v, state, gradient))
     scale, groups = q.shape[-1] ** -0.5, q.shape[1] // k.shape[1]
 
-    def each(x: Tensor) -> Tensor:
-        return x.repeat_interleave(groups, 1)
-
-    def summed(x: Tensor) -> Tensor:
-        return x.unflatten(1, (-1, groups)).sum(2)
-
-    seen = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool, device=q.device).tril()
-    logits = scale * q @ each(k).mT + reflect(q, k, state, None)
-    p = logits.masked_fill(~seen, -torch.inf).softmax(-1)
-    out = p @ each(v)
-    ds = p * (gradient @ each(v).mT - (gradient * out).sum(-1, keepdim=True))
+    keys, values = (x.repeat_interleave(groups, 1) for x in (k, v))
+    ahead = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool, device=q.device).triu(1)
+    logits = scale * q @ keys.mT + reflect(q, k, state, None)
+    p = logits.masked_fill(ahead, -torch.inf).softmax(-1)
+    out = p @ values
+    ds = p * (gradient @ values.mT - (gradient * out).sum(-1, keepdim=True))
     dq, dk, dstate = reflect_gradient(ds, q, k, state, None)
-    dq, dk = dq + scale * ds @ each(k), dk + summed(scale * ds.mT @ q)
-    return out, dq, dk, summed(p.mT @ gradient), dstate
+    more, dv = (x.unflatten(1, (-1, groups)).sum(2) for x in (scale * ds.mT @ q, p.mT @ gradient))
+    return out, dq + scale * ds @ keys, dk + more, dv, dstate
