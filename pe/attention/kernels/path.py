@@ -11,7 +11,7 @@ computes the queries q_ij that arrive at chunk j, and from the first chunk on th
 
     g_ij = dS_ij K'_j + h_ij (I + X_j)^T,    h_ij = g_i(j-1)
 
-It writes q and h in 16 bits for some heads at a time, C T^2 / 2C numbers per head each. `by_keys`
+It writes q and h in 16 bits for some heads at a time, D T^2 / 2C numbers per head each. `by_keys`
 reads them and adds up dV, dK' = sum_i dS_ij^T q_ij and dX_j = sum_i q_ij^T h_ij. `finish` leads
 these gradients back through `prepare` to q, k, w and beta. There are no atomic operations, so the
 results are the same in each run.
