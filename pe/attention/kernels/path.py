@@ -52,11 +52,11 @@ HELD = 2**29
 LENGTH = 300
 """The number of tokens of the self-check."""
 NARROW: dict[str, dict[str, int]] = {
-    "prepare": {"num_warps": 8, "num_stages": 1},
+    "prepare": {"num_warps": 4, "num_stages": 1},
     "forward": {"num_warps": 4, "num_stages": 2},
     "by_queries": {"num_warps": 4, "num_stages": 2},
     "by_keys": {"num_warps": 4, "num_stages": 2},
-    "finish": {"num_warps": 8, "num_stages": 1},
+    "finish": {"num_warps": 4, "num_stages": 1},
 }
 """Options of the compiler for heads of at most 64 channels."""
 WIDE = NARROW | {name: {"num_warps": 8, "num_stages": 1} for name in NARROW}
@@ -109,7 +109,7 @@ def inverse(b_l, o_c, PRECISION: tl.constexpr):
 
 @triton.jit
 def prepare(
-    p_q, p_k, p_state, p_rest, p_own, p_keys, p_xt, p_x, p_solved, p_w, T, H, G, scale, q_strides,
+    p_q, p_k, p_state, p_rest, p_own, p_keys, p_xt, p_x, p_solved, p_copy, T, H, G, scale, q_strides,
     k_strides, state_strides, E: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Compute what concerns one chunk alone.
@@ -118,8 +118,8 @@ def prepare(
         p_q: (B, H, T, E). p_k: (B, H / G, T, E). p_state: (B, H, T, E + 1) float32, w and beta.
         p_rest: Q~ (N, n, C, E). p_own: the bias (N, n, C, C). p_keys: K' (N, n, C, E).
         p_xt: the transpose of X (N, n, E, E). p_x: X. p_solved: (I + L)^-1, (N, n, C, C).
-            p_w: w (N, n, C, E). All are written, and are float32 except K'. p_x, p_solved and p_w
-            are None in the forward pass.
+            p_copy: w (N, n, C, E). All are written, and are float32 except K'. p_x, p_solved and
+            p_copy are None in the forward pass.
         scale: of the logits.
     """
     EXACT: tl.constexpr = "ieee" if PRECISION == "ieee" else "tf32x3"
@@ -130,29 +130,38 @@ def prepare(
     o_t = i_c * C + o_c - (n * C - T)
     m_t, m_below = (o_t >= 0)[:, None], o_c[:, None] > o_c[None, :]
     p_state += i_b * state_strides[0] + i_h * state_strides[1] + o_t * state_strides[2]
-    b_w = tl.load(p_state[:, None] + o_e[None, :], mask=m_t, other=0.0)
+    p_w = p_state[:, None] + o_e[None, :]
+    b_w = tl.load(p_w, mask=m_t, other=0.0)
     b_beta = tl.load(p_state + E, mask=o_t >= 0, other=0.0)
     b_wt = tl.trans(b_w)
     b_l = tl.where(m_below, tl.dot(b_w, b_wt, input_precision=EXACT) * b_beta[:, None], 0.0)
     b_solved = inverse(b_l, o_c, EXACT)
     if p_solved is not None:
         tl.store(part(p_solved, i_at, o_c, o_c, C, C), b_solved)
-        tl.store(part(p_w, i_at, o_c, o_e, C, E), b_w)
+        tl.store(part(p_copy, i_at, o_c, o_e, C, E), b_w)
+    tl.debug_barrier()  # after each the compiler loads w again, which spares registers
+    b_w = tl.load(p_w, mask=m_t, other=0.0)
+    b_wt = tl.trans(b_w)
     b_u = b_solved * b_beta[None, :]
     b_passed = tl.dot(b_u, b_w, input_precision=EXACT)
     b_x = nearest(-tl.dot(b_wt, b_passed, input_precision=EXACT), PRECISION)
     if p_x is not None:
         tl.store(part(p_x, i_at, o_e, o_e, E, E), b_x)
     tl.store(part(p_xt, i_at, o_e, o_e, E, E), tl.trans(b_x))
+    tl.debug_barrier()
+    b_w = tl.load(p_w, mask=m_t, other=0.0)
     p_k = tile(p_k, k_strides, i_b, i_h // G, o_t, o_e)
     b_k = tl.load(p_k, mask=m_t, other=0.0).to(tl.float32)
     b_kept = tl.where(m_below, product(b_w, tl.trans(b_k), PRECISION), 0.0)
     b_reflected = tl.dot(b_u, b_kept, input_precision=EXACT)
     b_keys = b_k - product(tl.trans(b_reflected), b_w, PRECISION)
     tl.store(part(p_keys, i_at, o_c, o_e, C, E), b_keys.to(p_keys.dtype.element_ty))
+    tl.debug_barrier()
+    b_w = tl.load(p_w, mask=m_t, other=0.0)
     p_q = tile(p_q, q_strides, i_b, i_h, o_t, o_e)
     b_q = tl.load(p_q, mask=m_t, other=0.0).to(tl.float32) * scale
-    b_met = -tl.where(o_c[:, None] >= o_c[None, :], product(b_q, b_wt, PRECISION), 0.0)
+    b_met = product(b_q, tl.trans(b_w), PRECISION)
+    b_met = -tl.where(o_c[:, None] >= o_c[None, :], b_met, 0.0)
     tl.store(part(p_own, i_at, o_c, o_c, C, C), product(b_met, b_reflected, PRECISION))
     b_rest = b_q + product(b_met, b_passed, PRECISION)
     tl.store(part(p_rest, i_at, o_c, o_e, C, E), b_rest)
@@ -334,7 +343,7 @@ def by_keys(
 
 @triton.jit
 def finish(
-    p_q, p_k, p_state, p_solved, p_w, p_drest, p_down, p_dkeys, p_dx, p_dq, p_dk, p_dstate, T, H, G,
+    p_q, p_k, p_state, p_solved, p_copy, p_drest, p_down, p_dkeys, p_dx, p_dq, p_dk, p_dstate, T, H, G,
     scale, q_strides, k_strides, state_strides, dq_strides, dk_strides, E: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -359,9 +368,9 @@ def finish(
     )
     p_state += i_b * state_strides[0] + i_h * state_strides[1] + o_t * state_strides[2]
     p_solved, p_down = part(p_solved, i_at, o_c, o_c, C, C), part(p_down, i_at, o_c, o_c, C, C)
-    p_w, p_drest = part(p_w, i_at, o_c, o_e, C, E), part(p_drest, i_at, o_c, o_e, C, E)
+    p_w, p_drest = part(p_copy, i_at, o_c, o_e, C, E), part(p_drest, i_at, o_c, o_e, C, E)
     b_beta = tl.load(p_state + E, mask=o_t >= 0, other=0.0)
-    # After each barrier the inputs are loaded again, which leaves shared memory for products.
+    # After each barrier inputs are loaded or computed again, which spares registers.
     b_w = tl.load(p_w)
     b_k = tl.load(p_k, mask=m_t, other=0.0).to(tl.float32)
     b_u = tl.load(p_solved) * b_beta[None, :]
@@ -391,12 +400,16 @@ def finish(
     # X = -W^T passed, with passed = U W
     tl.debug_barrier()
     b_w = tl.load(p_w)
+    b_passed = product(tl.load(p_solved) * b_beta[None, :], b_w, PRECISION)
     b_dx = tl.load(part(p_dx, i_at, o_e, o_e, E, E))
     b_dpassed = -b_dpassed - product(b_w, b_dx, PRECISION)
     b_dw -= product(b_passed, tl.trans(b_dx), PRECISION)
     # K' = K - reflected^T W, with reflected = U kept and kept = below(W K^T)
     tl.debug_barrier()
     b_w = tl.load(p_w)
+    b_k = tl.load(p_k, mask=m_t, other=0.0).to(tl.float32)
+    b_kept = tl.where(m_below, product(b_w, tl.trans(b_k), PRECISION), 0.0)
+    b_reflected = product(tl.load(p_solved) * b_beta[None, :], b_kept, PRECISION)
     b_dkeys = tl.load(part(p_dkeys, i_at, o_c, o_e, C, E))
     b_dreflected = -b_dreflected - product(b_w, tl.trans(b_dkeys), PRECISION)
     b_dw -= product(b_reflected, b_dkeys, PRECISION)
@@ -440,7 +453,7 @@ def _precision(q: Tensor) -> str:
 def prepared(
     q: Tensor, k: Tensor, state: Tensor, options: dict[str, int], for_gradient: bool
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Return what `prepare` writes: p_rest to p_xt, and p_x to p_w, which only gradients need."""
+    """Return what `prepare` writes: p_rest to p_xt, and p_x to p_copy, which only gradients need."""
     batch, heads, length, width = q.shape
     n, every = cdiv(length, CHUNK), batch * heads
 
@@ -491,7 +504,7 @@ def gradients(
     delta = pad((gradient.float() * out).sum(-1), (n * CHUNK - length, 0)).contiguous()
     options = _options(q, v)
     made, more = prepared(q, k, state, options["prepare"], for_gradient=True)
-    (rest, own, keys, xt), (x, solved, w) = made, more
+    (rest, own, keys, xt), (x, solved, copy) = made, more
     written = rest, own, keys, x
     drest, down, dkeys, dx = (torch.empty_like(t, dtype=torch.float32) for t in written)
     dq, dk, dv = (tokens_first(q, size) for size in (width, width, v.shape[-1]))
@@ -515,7 +528,7 @@ def gradients(
             **options["by_keys"],
         )  # fmt: skip
     finish[(n, every)](
-        q, k, state, solved, w, drest, down, dkeys, dx, dq, dk, dstate, length, heads, groups,
+        q, k, state, solved, copy, drest, down, dkeys, dx, dq, dk, dstate, length, heads, groups,
         width**-0.5, *map(strides_of, (q, k, state, dq, dk)), E=width, PRECISION=_precision(q),
         **options["finish"],
     )  # fmt: skip
