@@ -109,8 +109,8 @@ def inverse(b_l, o_c, PRECISION: tl.constexpr):
 
 @triton.jit
 def prepare(
-    p_q, p_k, p_state, p_rest, p_own, p_keys, p_xt, p_x, p_solved, p_copy, T, H, G, scale, q_strides,
-    k_strides, state_strides, E: tl.constexpr, PRECISION: tl.constexpr,
+    p_q, p_k, p_state, p_rest, p_own, p_keys, p_xt, p_x, p_solved, p_copy, T, H, G, scale,
+    q_strides, k_strides, state_strides, E: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Compute what concerns one chunk alone.
 
@@ -343,8 +343,8 @@ def by_keys(
 
 @triton.jit
 def finish(
-    p_q, p_k, p_state, p_solved, p_copy, p_drest, p_down, p_dkeys, p_dx, p_dq, p_dk, p_dstate, T, H, G,
-    scale, q_strides, k_strides, state_strides, dq_strides, dk_strides, E: tl.constexpr,
+    p_q, p_k, p_state, p_solved, p_copy, p_drest, p_down, p_dkeys, p_dx, p_dq, p_dk, p_dstate, T,
+    H, G, scale, q_strides, k_strides, state_strides, dq_strides, dk_strides, E: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Compute the gradients of q, k, w and beta of one chunk.
@@ -453,7 +453,7 @@ def _precision(q: Tensor) -> str:
 def prepared(
     q: Tensor, k: Tensor, state: Tensor, options: dict[str, int], for_gradient: bool
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Return what `prepare` writes: p_rest to p_xt, and p_x to p_copy, which only gradients need."""
+    """Return p_rest to p_xt of `prepare`, and p_x to p_copy, which only gradients need."""
     batch, heads, length, width = q.shape
     n, every = cdiv(length, CHUNK), batch * heads
 
