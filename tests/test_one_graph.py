@@ -50,7 +50,7 @@ def test_a_training_step_by_kernel_is_one_graph(spec: str) -> None:
     assert torch.allclose(loss, model(**batch, num_items_in_batch=1).loss, rtol=1e-5)
 
 
-@pytest.mark.parametrize("spec", ["pope", "t5", "cope", "sinusoidal"])
+@pytest.mark.parametrize("spec", ["pope", "t5", "cope", "path", "sinusoidal"])
 def test_a_compiled_model_takes_another_length_without_stopping(spec: str) -> None:
     """From the second length on a length is a symbol to the compiler, which not all takes."""
     config = PEConfig(
