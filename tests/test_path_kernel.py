@@ -176,5 +176,5 @@ def test_the_check_before_first_use_passes_and_catches_a_wrong_kernel(
         return *others, state * 1.01
 
     monkeypatch.setattr(path, "gradients", wrong)
-    with pytest.raises(RuntimeError, match=r"wrong on this machine: .* is off by 0.01"):
+    with pytest.raises(RuntimeError, match=r"machine: the gradient of w and beta is off by 0.01"):
         path.self_check.__wrapped__(*arguments)

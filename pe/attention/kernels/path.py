@@ -601,7 +601,7 @@ def self_check(width: int, value_width: int, dtype: torch.dtype, device: torch.d
         out, lse = attend_by_kernel(q, k, v, state)
         return out, *gradients(gradient, q, k, v, state, out, lse)
 
-    checks.agree(compute, expected(q, k, v, state, gradient), dtype)
+    checks.agree(compute, expected(q, k, v, state, gradient), dtype, ("w and beta",))
 
 
 def expected(

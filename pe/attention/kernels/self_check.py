@@ -57,14 +57,18 @@ def inputs(
 
 
 def agree(
-    compute: Callable[[], Sequence[Tensor]], expected: Sequence[Tensor], dtype: torch.dtype
+    compute: Callable[[], Sequence[Tensor]],
+    expected: Sequence[Tensor],
+    dtype: torch.dtype,
+    names: Sequence[str] = ("the bias", "the sink"),
 ) -> None:
     """Run kernels and compare their results with the expected ones.
 
     Args:
-        compute: runs the kernels. It returns the output and the gradients of q, k, v, the bias and
-            the sink, in this order.
+        compute: runs the kernels. It returns the output and the gradients of q, k, v and further
+            inputs, in this order.
         expected: the same in float64.
+        names: of the further inputs.
 
     Raises:
         RuntimeError: the kernels fail, or a result differs by more than the tolerance of ``dtype``.
@@ -78,7 +82,7 @@ def agree(
             f"{REMEDY}"
         ) from error
     tolerance = 1e-4 if dtype == torch.float32 else 2e-2
-    names = ("the output", "the gradient of q", "of k", "of v", "of the bias", "of the sink")
+    names = ("the output", *(f"the gradient of {name}" for name in ("q", "k", "v", *names)))
     compared = names[: len(expected)]  # CoPE's kernels have no sink
     for name, got, want in zip(compared, computed, expected, strict=True):
         off = float((got.double() - want).norm() / want.norm().clamp(min=1e-12))
