@@ -41,7 +41,7 @@ from pe.attention.kernels import self_check as checks
 from pe.attention.kernels.flash.elementary import tile
 from pe.attention.kernels.layout import contiguous_last_dim, strides_of, tokens_first
 from pe.encodings.core.forms import LOG2E
-from pe.encodings.core.reflections import CHUNK, reflect, reflect_gradient
+from pe.encodings.core.reflections import CHUNK, unmasked, unmasked_gradient
 
 C: tl.constexpr = tl.constexpr(CHUNK)
 BASE_2: tl.constexpr = tl.constexpr(LOG2E)
@@ -613,10 +613,10 @@ def expected(
 
     keys, values = (x.repeat_interleave(groups, 1) for x in (k, v))
     ahead = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool, device=q.device).triu(1)
-    logits = scale * q @ keys.mT + reflect(q, k, state, None)
+    logits = scale * q @ keys.mT + unmasked(q, k, state)
     p = logits.masked_fill(ahead, -torch.inf).softmax(-1)
     out = p @ values
     ds = p * (gradient @ values.mT - (gradient * out).sum(-1, keepdim=True))
-    dq, dk, dstate = reflect_gradient(ds, q, k, state, None)
+    dq, dk, dstate = unmasked_gradient(ds, q, k, state)
     more, dv = (x.unflatten(1, (-1, groups)).sum(2) for x in (scale * ds.mT @ q, p.mT @ gradient))
     return out, dq + scale * ds @ keys, dk + more, dv, dstate
