@@ -26,7 +26,7 @@ pytestmark = [
 ]
 ENCODINGS = ["nope", "rope", "yarn", "partial", "pope", "xpos", "fope"]
 BIASED = [
-    "alibi", "kerple_log", "kerple_power", "sandwich", "t5", "fire", "fox", "cope", "dape",
+    "alibi", "kerple_log", "kerple_power", "sandwich", "t5", "fire", "fox", "cope", "dape", "path",
     "rope+alibi", "stickbreaking",
 ]  # fmt: skip
 WINDOWED = [

@@ -148,7 +148,8 @@ def test_estimates_are_what_an_eager_step_keeps(
 
 
 @pytest.mark.parametrize(
-    ("encoding", "matrices"), [("path", 1), ("stickbreaking", 0), ("dape", 0), ("rope", 0)]
+    ("encoding", "matrices"),
+    [("self_extend", 1), ("path", 0), ("stickbreaking", 0), ("dape", 0), ("rope", 0)],
 )
 def test_matrices_are_those_that_a_layer_saves_for_its_gradient(
     encoding: str, matrices: int
@@ -162,7 +163,7 @@ def test_matrices_are_those_that_a_layer_saves_for_its_gradient(
     assert matrix_bytes(eager, windows)[0][0] <= kept
 
 
-@pytest.mark.parametrize("encoding", ["dape+rope", "self_extend", "path"])
+@pytest.mark.parametrize("encoding", ["dape+rope", "self_extend", "path+rope"])
 def test_estimates_of_eager_steps_count_matrices(encoding: str) -> None:
     chosen = pe.recipe(
         "tiny", pe=encoding, precision="float32", compile="off", num_hidden_layers=2,

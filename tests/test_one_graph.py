@@ -17,7 +17,7 @@ from pe.model import PEForCausalLM
 from pe.model.config import PEConfig
 
 BY_KERNEL = [
-    "alibi", "kerple_log", "t5", "sandwich", "fire", "fox", "cope", "dape", "rope+alibi",
+    "alibi", "kerple_log", "t5", "sandwich", "fire", "fox", "cope", "dape", "path", "rope+alibi",
     "rope+window:5+sinks:2+sink", "stickbreaking",
 ]  # fmt: skip
 
@@ -50,7 +50,7 @@ def test_a_training_step_by_kernel_is_one_graph(spec: str) -> None:
     assert torch.allclose(loss, model(**batch, num_items_in_batch=1).loss, rtol=1e-5)
 
 
-@pytest.mark.parametrize("spec", ["pope", "t5", "cope", "dape", "sinusoidal"])
+@pytest.mark.parametrize("spec", ["pope", "t5", "cope", "dape", "path", "sinusoidal"])
 def test_a_compiled_model_takes_another_length_without_stopping(spec: str) -> None:
     """From the second length on a length is a symbol to the compiler, which not all takes."""
     config = PEConfig(

@@ -110,16 +110,19 @@ class PaTH(Encoding):
     ) -> Tensor:
         """Return the bias, (B, H, Tq, Tk); float64 if the queries are, otherwise float32."""
         self.refuse_misfit(q, k, q_positions)
-        if state is None:
-            raise ValueError(
-                "path computes its reflections from the layer's input: pass layer_input to "
-                "pe.attend, or state=key_state(x) to bias"
-            )
-        out: Tensor = reflect(q, k, state, mask)
+        out: Tensor = reflect(q, k, self._required(state), mask)
         return out
 
     masked_bias = bias
 
     def bias_form(self, length: int, device: torch.device, state: Tensor | None) -> Form:
-        assert state is not None
-        return by_reflections(state)
+        return by_reflections(self._required(state))
+
+    @staticmethod
+    def _required(state: Tensor | None) -> Tensor:
+        if state is None:
+            raise ValueError(
+                "path computes its reflections from the layer's input: pass layer_input to "
+                "pe.attend, or state=key_state(x) to bias"
+            )
+        return state

@@ -11,7 +11,7 @@ computes the queries q_ij that arrive at chunk j, and from the first chunk on th
 
     g_ij = dS_ij K'_j + h_ij (I + X_j)^T,    h_ij = g_i(j-1)
 
-It writes q and h in 16 bits for some heads at a time, C T^2 / 2C numbers per head each. `by_keys`
+It writes q and h in 16 bits for some heads at a time, D T^2 / 2C numbers per head each. `by_keys`
 reads them and adds up dV, dK' = sum_i dS_ij^T q_ij and dX_j = sum_i q_ij^T h_ij. `finish` leads
 these gradients back through `prepare` to q, k, w and beta. There are no atomic operations, so the
 results are the same in each run.
@@ -41,7 +41,7 @@ from pe.attention.kernels import self_check as checks
 from pe.attention.kernels.flash.elementary import tile
 from pe.attention.kernels.layout import contiguous_last_dim, strides_of, tokens_first
 from pe.encodings.core.forms import LOG2E
-from pe.encodings.core.reflections import CHUNK, reflect, reflect_gradient
+from pe.encodings.core.reflections import CHUNK, unmasked, unmasked_gradient
 
 C: tl.constexpr = tl.constexpr(CHUNK)
 BASE_2: tl.constexpr = tl.constexpr(LOG2E)
@@ -52,11 +52,11 @@ HELD = 2**29
 LENGTH = 300
 """The number of tokens of the self-check."""
 NARROW: dict[str, dict[str, int]] = {
-    "prepare": {"num_warps": 8, "num_stages": 1},
+    "prepare": {"num_warps": 4, "num_stages": 1},
     "forward": {"num_warps": 4, "num_stages": 2},
     "by_queries": {"num_warps": 4, "num_stages": 2},
     "by_keys": {"num_warps": 4, "num_stages": 2},
-    "finish": {"num_warps": 8, "num_stages": 1},
+    "finish": {"num_warps": 4, "num_stages": 1},
 }
 """Options of the compiler for heads of at most 64 channels."""
 WIDE = NARROW | {name: {"num_warps": 8, "num_stages": 1} for name in NARROW}
@@ -109,17 +109,17 @@ def inverse(b_l, o_c, PRECISION: tl.constexpr):
 
 @triton.jit
 def prepare(
-    p_q, p_k, p_state, p_rest, p_own, p_keys, p_x, p_xt, p_solved, p_w, T, H, G, scale, q_strides,
-    k_strides, state_strides, E: tl.constexpr, PRECISION: tl.constexpr,
+    p_q, p_k, p_state, p_rest, p_own, p_keys, p_xt, p_x, p_solved, p_copy, T, H, G, scale,
+    q_strides, k_strides, state_strides, E: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Compute what concerns one chunk alone.
 
     Args:
         p_q: (B, H, T, E). p_k: (B, H / G, T, E). p_state: (B, H, T, E + 1) float32, w and beta.
         p_rest: Q~ (N, n, C, E). p_own: the bias (N, n, C, C). p_keys: K' (N, n, C, E).
-        p_x: X (N, n, E, E). p_xt: its transpose. p_solved: (I + L)^-1, (N, n, C, C).
-            p_w: w (N, n, C, E). All are written, and are float32 except K'. p_x, p_solved and p_w
-            are None in the forward pass.
+        p_xt: the transpose of X (N, n, E, E). p_x: X. p_solved: (I + L)^-1, (N, n, C, C).
+            p_copy: w (N, n, C, E). All are written, and are float32 except K'. p_x, p_solved and
+            p_copy are None in the forward pass.
         scale: of the logits.
     """
     EXACT: tl.constexpr = "ieee" if PRECISION == "ieee" else "tf32x3"
@@ -130,29 +130,38 @@ def prepare(
     o_t = i_c * C + o_c - (n * C - T)
     m_t, m_below = (o_t >= 0)[:, None], o_c[:, None] > o_c[None, :]
     p_state += i_b * state_strides[0] + i_h * state_strides[1] + o_t * state_strides[2]
-    b_w = tl.load(p_state[:, None] + o_e[None, :], mask=m_t, other=0.0)
+    p_w = p_state[:, None] + o_e[None, :]
+    b_w = tl.load(p_w, mask=m_t, other=0.0)
     b_beta = tl.load(p_state + E, mask=o_t >= 0, other=0.0)
     b_wt = tl.trans(b_w)
     b_l = tl.where(m_below, tl.dot(b_w, b_wt, input_precision=EXACT) * b_beta[:, None], 0.0)
     b_solved = inverse(b_l, o_c, EXACT)
     if p_solved is not None:
         tl.store(part(p_solved, i_at, o_c, o_c, C, C), b_solved)
-        tl.store(part(p_w, i_at, o_c, o_e, C, E), b_w)
+        tl.store(part(p_copy, i_at, o_c, o_e, C, E), b_w)
+    tl.debug_barrier()  # after each the compiler loads w again, which spares registers
+    b_w = tl.load(p_w, mask=m_t, other=0.0)
+    b_wt = tl.trans(b_w)
     b_u = b_solved * b_beta[None, :]
     b_passed = tl.dot(b_u, b_w, input_precision=EXACT)
     b_x = nearest(-tl.dot(b_wt, b_passed, input_precision=EXACT), PRECISION)
     if p_x is not None:
         tl.store(part(p_x, i_at, o_e, o_e, E, E), b_x)
     tl.store(part(p_xt, i_at, o_e, o_e, E, E), tl.trans(b_x))
+    tl.debug_barrier()
+    b_w = tl.load(p_w, mask=m_t, other=0.0)
     p_k = tile(p_k, k_strides, i_b, i_h // G, o_t, o_e)
     b_k = tl.load(p_k, mask=m_t, other=0.0).to(tl.float32)
     b_kept = tl.where(m_below, product(b_w, tl.trans(b_k), PRECISION), 0.0)
     b_reflected = tl.dot(b_u, b_kept, input_precision=EXACT)
     b_keys = b_k - product(tl.trans(b_reflected), b_w, PRECISION)
     tl.store(part(p_keys, i_at, o_c, o_e, C, E), b_keys.to(p_keys.dtype.element_ty))
+    tl.debug_barrier()
+    b_w = tl.load(p_w, mask=m_t, other=0.0)
     p_q = tile(p_q, q_strides, i_b, i_h, o_t, o_e)
     b_q = tl.load(p_q, mask=m_t, other=0.0).to(tl.float32) * scale
-    b_met = -tl.where(o_c[:, None] >= o_c[None, :], product(b_q, b_wt, PRECISION), 0.0)
+    b_met = product(b_q, tl.trans(b_w), PRECISION)
+    b_met = -tl.where(o_c[:, None] >= o_c[None, :], b_met, 0.0)
     tl.store(part(p_own, i_at, o_c, o_c, C, C), product(b_met, b_reflected, PRECISION))
     b_rest = b_q + product(b_met, b_passed, PRECISION)
     tl.store(part(p_rest, i_at, o_c, o_e, C, E), b_rest)
@@ -334,8 +343,8 @@ def by_keys(
 
 @triton.jit
 def finish(
-    p_q, p_k, p_state, p_solved, p_w, p_drest, p_down, p_dkeys, p_dx, p_dq, p_dk, p_dstate, T, H, G,
-    scale, q_strides, k_strides, state_strides, dq_strides, dk_strides, E: tl.constexpr,
+    p_q, p_k, p_state, p_solved, p_copy, p_drest, p_down, p_dkeys, p_dx, p_dq, p_dk, p_dstate, T,
+    H, G, scale, q_strides, k_strides, state_strides, dq_strides, dk_strides, E: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Compute the gradients of q, k, w and beta of one chunk.
@@ -354,13 +363,14 @@ def finish(
     m_t = (o_t >= 0)[:, None]
     m_below, m_upto = o_c[:, None] > o_c[None, :], o_c[:, None] >= o_c[None, :]
     p_q, p_k = (
-        tile(p_q, q_strides, i_b, i_h, o_t, o_e), tile(p_k, k_strides, i_b, i_h // G, o_t, o_e)
+        tile(p_q, q_strides, i_b, i_h, o_t, o_e),
+        tile(p_k, k_strides, i_b, i_h // G, o_t, o_e),
     )
     p_state += i_b * state_strides[0] + i_h * state_strides[1] + o_t * state_strides[2]
     p_solved, p_down = part(p_solved, i_at, o_c, o_c, C, C), part(p_down, i_at, o_c, o_c, C, C)
-    p_w, p_drest = part(p_w, i_at, o_c, o_e, C, E), part(p_drest, i_at, o_c, o_e, C, E)
+    p_w, p_drest = part(p_copy, i_at, o_c, o_e, C, E), part(p_drest, i_at, o_c, o_e, C, E)
     b_beta = tl.load(p_state + E, mask=o_t >= 0, other=0.0)
-    # After each barrier the inputs are loaded again, which leaves shared memory for products.
+    # After each barrier inputs are loaded or computed again, which spares registers.
     b_w = tl.load(p_w)
     b_k = tl.load(p_k, mask=m_t, other=0.0).to(tl.float32)
     b_u = tl.load(p_solved) * b_beta[None, :]
@@ -390,12 +400,16 @@ def finish(
     # X = -W^T passed, with passed = U W
     tl.debug_barrier()
     b_w = tl.load(p_w)
+    b_passed = product(tl.load(p_solved) * b_beta[None, :], b_w, PRECISION)
     b_dx = tl.load(part(p_dx, i_at, o_e, o_e, E, E))
     b_dpassed = -b_dpassed - product(b_w, b_dx, PRECISION)
     b_dw -= product(b_passed, tl.trans(b_dx), PRECISION)
     # K' = K - reflected^T W, with reflected = U kept and kept = below(W K^T)
     tl.debug_barrier()
     b_w = tl.load(p_w)
+    b_k = tl.load(p_k, mask=m_t, other=0.0).to(tl.float32)
+    b_kept = tl.where(m_below, product(b_w, tl.trans(b_k), PRECISION), 0.0)
+    b_reflected = product(tl.load(p_solved) * b_beta[None, :], b_kept, PRECISION)
     b_dkeys = tl.load(part(p_dkeys, i_at, o_c, o_e, C, E))
     b_dreflected = -b_dreflected - product(b_w, tl.trans(b_dkeys), PRECISION)
     b_dw -= product(b_reflected, b_dkeys, PRECISION)
@@ -427,38 +441,35 @@ def finish(
     tl.store(p_dstate + E, b_dbeta, mask=o_t >= 0)
 
 
-def _options(q: Tensor) -> dict[str, dict[str, int]]:
-    """Return the options of the compiler for queries as wide as these."""
-    return NARROW if q.shape[-1] <= 64 else WIDE
+def _options(q: Tensor, v: Tensor) -> dict[str, dict[str, int]]:
+    """Return the options of the compiler for heads as wide as these."""
+    return NARROW if max(q.shape[-1], v.shape[-1]) <= 64 else WIDE
 
 
 def _precision(q: Tensor) -> str:
     return "ieee" if q.dtype == torch.float32 else "tf32"
 
 
-def _prepared(q: Tensor, k: Tensor, state: Tensor, for_gradient: bool) -> dict[str, Tensor | None]:
-    """Return what `prepare` writes, by name."""
+def prepared(
+    q: Tensor, k: Tensor, state: Tensor, options: dict[str, int], for_gradient: bool
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Return p_rest to p_xt of `prepare`, and p_x to p_copy, which only gradients need."""
     batch, heads, length, width = q.shape
     n, every = cdiv(length, CHUNK), batch * heads
 
     def new(*sizes: int, dtype: torch.dtype = torch.float32) -> Tensor:
         return q.new_empty((every, n, *sizes), dtype=dtype)
 
-    made = {
-        "p_rest": new(CHUNK, width),
-        "p_own": new(CHUNK, CHUNK),
-        "p_keys": new(CHUNK, width, dtype=q.dtype),
-        "p_x": new(width, width) if for_gradient else None,
-        "p_xt": new(width, width),
-        "p_solved": new(CHUNK, CHUNK) if for_gradient else None,
-        "p_w": new(CHUNK, width) if for_gradient else None,
-    }
+    made = [new(CHUNK, width), new(CHUNK, CHUNK), new(CHUNK, width, dtype=q.dtype)]
+    made.append(new(width, width))
+    sizes = (width, width), (CHUNK, CHUNK), (CHUNK, width)
+    more = [new(*size) for size in sizes] if for_gradient else []
+    places = (*made, *more, *[None] * (len(sizes) - len(more)))
     prepare[(n, every)](
-        q, k, state, *made.values(), length, heads, heads // k.shape[1], width**-0.5,
-        strides_of(q), strides_of(k), strides_of(state), E=width, PRECISION=_precision(q),
-        **_options(q)["prepare"],
+        q, k, state, *places, length, heads, heads // k.shape[1], width**-0.5,
+        *map(strides_of, (q, k, state)), E=width, PRECISION=_precision(q), **options,
     )  # fmt: skip
-    return made
+    return made, more
 
 
 def attend_by_kernel(q: Tensor, k: Tensor, v: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
@@ -468,11 +479,12 @@ def attend_by_kernel(q: Tensor, k: Tensor, v: Tensor, state: Tensor) -> tuple[Te
     n = cdiv(length, CHUNK)
     out = tokens_first(q, v.shape[-1])
     lse = q.new_empty((batch * heads, n, CHUNK), dtype=torch.float32)
-    made = _prepared(q, k, state, for_gradient=False)
+    options = _options(q, v)
+    made, _ = prepared(q, k, state, options["prepare"], for_gradient=False)
     forward[(n, batch * heads)](
-        q, k, v, out, lse, *(made[name] for name in ("p_rest", "p_own", "p_keys", "p_xt")), length,
-        heads, heads // k.shape[1], width**-0.5, *map(strides_of, (q, k, v, out)), E=width,
-        D=v.shape[-1], PRECISION=_precision(q), **_options(q)["forward"],
+        q, k, v, out, lse, *made, length, heads, heads // k.shape[1], width**-0.5,
+        *map(strides_of, (q, k, v, out)), E=width, D=v.shape[-1], PRECISION=_precision(q),
+        **options["forward"],
     )  # fmt: skip
     return out, lse
 
@@ -490,15 +502,16 @@ def gradients(
     batch, heads, length, width = q.shape
     every, n, groups = batch * heads, lse.shape[1], heads // k.shape[1]
     delta = pad((gradient.float() * out).sum(-1), (n * CHUNK - length, 0)).contiguous()
-    made = _prepared(q, k, state, for_gradient=True)
-    rest, own, keys, x, xt, solved, w = made.values()
+    options = _options(q, v)
+    made, more = prepared(q, k, state, options["prepare"], for_gradient=True)
+    (rest, own, keys, xt), (x, solved, copy) = made, more
     written = rest, own, keys, x
     drest, down, dkeys, dx = (torch.empty_like(t, dtype=torch.float32) for t in written)
-    shared = torch.float32 if groups > 1 else q.dtype
-    dq, dk = tokens_first(q, width), tokens_first(q.to(shared), width)
-    dv = tokens_first(q.to(shared), v.shape[-1])
+    dq, dk, dv = (tokens_first(q, size) for size in (width, width, v.shape[-1]))
+    if groups > 1:
+        dk, dv = (torch.empty_like(t, dtype=torch.float32) for t in (dk, dv))
     dstate = state.new_empty(state.shape)
-    pairs, options = n * (n - 1) // 2, _options(q)
+    pairs = n * (n - 1) // 2
     step = min(every, max(1, HELD // max(1, 2 * pairs * CHUNK * width)))
     arrived, onward = (q.new_empty((step, pairs, CHUNK, width)) for _ in range(2))
     sizes = {"E": width, "D": v.shape[-1]}
@@ -515,7 +528,7 @@ def gradients(
             **options["by_keys"],
         )  # fmt: skip
     finish[(n, every)](
-        q, k, state, solved, w, drest, down, dkeys, dx, dq, dk, dstate, length, heads, groups,
+        q, k, state, solved, copy, drest, down, dkeys, dx, dq, dk, dstate, length, heads, groups,
         width**-0.5, *map(strides_of, (q, k, state, dq, dk)), E=width, PRECISION=_precision(q),
         **options["finish"],
     )  # fmt: skip
@@ -588,7 +601,7 @@ def self_check(width: int, value_width: int, dtype: torch.dtype, device: torch.d
         out, lse = attend_by_kernel(q, k, v, state)
         return out, *gradients(gradient, q, k, v, state, out, lse)
 
-    checks.agree(compute, expected(q, k, v, state, gradient), dtype)
+    checks.agree(compute, expected(q, k, v, state, gradient), dtype, ("w and beta",))
 
 
 def expected(
@@ -598,17 +611,12 @@ def expected(
     q, k, v, state, gradient = (x.double() for x in (q, k, v, state, gradient))
     scale, groups = q.shape[-1] ** -0.5, q.shape[1] // k.shape[1]
 
-    def each(x: Tensor) -> Tensor:
-        return x.repeat_interleave(groups, 1)
-
-    def summed(x: Tensor) -> Tensor:
-        return x.unflatten(1, (-1, groups)).sum(2)
-
-    seen = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool, device=q.device).tril()
-    logits = scale * q @ each(k).mT + reflect(q, k, state, None)
-    p = logits.masked_fill(~seen, -torch.inf).softmax(-1)
-    out = p @ each(v)
-    ds = p * (gradient @ each(v).mT - (gradient * out).sum(-1, keepdim=True))
-    dq, dk, dstate = reflect_gradient(ds, q, k, state, None)
-    dq, dk = dq + scale * ds @ each(k), dk + summed(scale * ds.mT @ q)
-    return out, dq, dk, summed(p.mT @ gradient), dstate
+    keys, values = (x.repeat_interleave(groups, 1) for x in (k, v))
+    ahead = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool, device=q.device).triu(1)
+    logits = scale * q @ keys.mT + unmasked(q, k, state)
+    p = logits.masked_fill(ahead, -torch.inf).softmax(-1)
+    out = p @ values
+    ds = p * (gradient @ values.mT - (gradient * out).sum(-1, keepdim=True))
+    dq, dk, dstate = unmasked_gradient(ds, q, k, state)
+    more, dv = (x.unflatten(1, (-1, groups)).sum(2) for x in (scale * ds.mT @ q, p.mT @ gradient))
+    return out, dq + scale * ds @ keys, dk + more, dv, dstate

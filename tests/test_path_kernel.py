@@ -1,0 +1,180 @@
+"""PaTH's kernels, interpreted on the CPU, against the definition: values and every gradient."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+import pe
+from pe.attention import choose
+from pe.attention.available import INTERPRETED
+from pe.attention.choose import path_for
+from pe.model import PEForCausalLM
+from pe.model.config import PEConfig
+
+path = pytest.importorskip("pe.attention.kernels.path", reason="needs triton")
+pytestmark = pytest.mark.skipif(not INTERPRETED, reason="kernels are compiled here")
+
+
+def case(
+    length: int, heads: int = 2, kv: int = 2, batch: int = 1, width: int = 16, value: int = 16
+) -> list[Tensor]:
+    """Return q, k, v, state and the gradient of the output; tokens are first in memory."""
+    generator = torch.Generator().manual_seed(length)
+
+    def drawn(count: int, size: int) -> Tensor:
+        return torch.randn(batch, length, count, size, generator=generator).transpose(1, 2)
+
+    state = torch.cat((normalize(drawn(heads, width), dim=-1), 2 * drawn(heads, 1).sigmoid()), -1)
+    return [drawn(heads, width), drawn(kv, width), drawn(kv, value), state, drawn(heads, value)]
+
+
+def definition(q: Tensor, k: Tensor, v: Tensor, state: Tensor) -> Tensor:
+    """Follow all queries back through the text, one reflection after the other."""
+    k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))
+    w, beta = state[..., :-1], state[..., -1]
+    length, columns = q.shape[2], []
+    for n in reversed(range(length)):
+        columns.append(q @ k[:, :, n, :, None] / math.sqrt(q.shape[-1]))
+        past = (torch.arange(length) >= n)[:, None]
+        a = (q @ w[:, :, n, :, None]) * beta[:, :, None, n, None] * past
+        q = q - a * w[:, :, None, n]
+    ahead = torch.ones(length, length, dtype=torch.bool).triu(1)
+    return torch.cat(columns[::-1], -1).masked_fill(ahead, -torch.inf).softmax(-1) @ v
+
+
+def slopes(inputs: list[Tensor], gradient: Tensor, fast: bool) -> list[Tensor]:
+    """Return the output and the gradients of q, k, v and state."""
+    inputs = [(x if fast else x.double()).detach().requires_grad_() for x in inputs]
+    out = path.attend(*inputs)[0] if fast else definition(*inputs)
+    found = torch.autograd.grad((out * gradient).sum(), inputs, materialize_grads=True)
+    return [out.detach(), *found]
+
+
+def agree(fast: list[Tensor], exact: list[Tensor], tolerance: float = 3e-6) -> None:
+    for name, got, want in zip(("o", "q", "k", "v", "state"), fast, exact, strict=True):
+        assert torch.isfinite(got).all(), name
+        error = float((got - want).norm())
+        assert error <= tolerance * float(want.norm()) + 1e-6, (name, error, float(want.norm()))
+
+
+@pytest.mark.parametrize("case", [
+    case(1), case(63), case(64, kv=1), case(65, heads=4), case(200, heads=1, kv=1),
+    case(130, heads=3, kv=1, batch=2, value=32), case(90, heads=1, kv=1, width=32),
+])  # fmt: skip
+def test_kernels_agree_with_the_definition(case: list[Tensor]) -> None:
+    """Lengths that chunks divide and that they do not, heads that share keys, wider values."""
+    *inputs, gradient = case
+    exact = slopes(inputs, gradient, fast=False)
+    agree(slopes(inputs, gradient, fast=True), exact)
+    if inputs[0].shape[2] > 1:  # a single weight is 1, whatever its logit
+        assert all(float(slope.norm()) > 0.1 for slope in exact)
+
+
+@pytest.mark.parametrize("beta", [0.0, 1.0, 2.0])
+def test_tokens_with_the_same_w_erase_or_flip_or_do_nothing(beta: float) -> None:
+    """Their triangular system has the largest coefficients, and terms of the sums cancel."""
+    *inputs, gradient = case(140)
+    inputs[3] = torch.full_like(inputs[3], 0.25)
+    inputs[3][..., -1] = beta
+    agree(slopes(inputs, gradient, fast=True), slopes(inputs, gradient, fast=False), 2e-5)
+
+
+def test_heads_are_done_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    *inputs, gradient = case(100, heads=3, kv=1, batch=1)
+    whole = slopes(inputs, gradient, fast=True)
+    launched = []
+    by_keys = path.by_keys
+
+    class Counted:
+        def __getitem__(self, grid: tuple[int, int]) -> Any:
+            launched.append(grid)
+            return by_keys[grid]
+
+    monkeypatch.setattr(path, "by_keys", Counted())
+    monkeypatch.setattr(path, "HELD", 2 * 2 * 64 * 16)  # one pair of chunks of two heads
+    some = slopes(inputs, gradient, fast=True)
+    assert launched == [(2, 2), (2, 1)]
+    assert all(torch.equal(a, b) for a, b in zip(whole, some, strict=True))
+
+
+def test_every_number_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    new_empty, empty_like = Tensor.new_empty, torch.empty_like
+
+    def poisoned(make: Any) -> Any:
+        return lambda *sizes, **options: make(*sizes, **options).fill_(math.nan)
+
+    monkeypatch.setattr(Tensor, "new_empty", poisoned(new_empty))
+    monkeypatch.setattr(torch, "empty_like", poisoned(empty_like))
+    *inputs, gradient = case(131)
+    agree(slopes(inputs, gradient, fast=True), slopes(inputs, gradient, fast=False))
+
+
+def test_large_logits_do_not_overflow() -> None:
+    *inputs, gradient = case(100)
+    inputs[0] = 100 * inputs[0]
+    fast, exact = (slopes(inputs, gradient, fast=f) for f in (True, False))
+    assert torch.isfinite(torch.cat([x.flatten() for x in fast])).all()
+    assert float((fast[0] - exact[0]).norm()) < 1e-3 * float(exact[0].norm())
+
+
+def test_what_else_changes_logits_or_hides_keys_is_left_to_torch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(choose, "unavailable_reason", lambda device: None)
+    cuda = torch.device("cuda", 0)
+    for spec, way in (
+        ("path", "kernel"), ("path+rope", "matrix"), ("path+fox", "matrix"),
+        ("path+window:8", "matrix"), ("sinusoidal+path", "kernel"),
+    ):  # fmt: skip
+        enc = pe.encoding(spec, hidden_size=32, head_dim=16, num_heads=2, original_length=24)
+        for width in (16, 32, 64, 128):
+            assert path_for(enc, cuda, torch.bfloat16, 32, head_dim=width) == way, spec
+
+
+def test_a_model_on_kernels_has_the_loss_and_gradients_of_one_on_matrices() -> None:
+    found = []
+    ids = torch.randint(0, 40, (2, 70), generator=torch.Generator().manual_seed(1))
+    for backend in ("kernel", "sdpa"):
+        torch.manual_seed(0)
+        config = PEConfig(
+            vocab_size=40, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+            num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=80, pe="path",
+            attention_backend=backend,
+        )  # fmt: skip
+        model = PEForCausalLM(config)
+        loss = model(input_ids=ids, labels=ids).loss
+        loss.backward()
+        found.append({n: p.grad for n, p in model.named_parameters()} | {"loss": loss.detach()})
+    for name, fast in found[0].items():
+        slow = found[1][name]
+        assert float((fast - slow).norm()) <= 2e-4 * float(slow.norm()) + 1e-7, name
+        assert float(slow.norm()) > 0, name
+
+
+def test_the_operators_pass_torchs_own_checks() -> None:
+    """What torch.compile is told about shapes and layouts is true."""
+    *inputs, _ = case(9, heads=2, kv=1)
+    torch.library.opcheck(path.attend, tuple(x.requires_grad_() for x in inputs))
+
+
+def test_the_check_before_first_use_passes_and_catches_a_wrong_kernel(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    arguments = (16, 16, torch.float32, torch.device("cpu"))
+    monkeypatch.setattr(path, "LENGTH", 70)
+    path.self_check.__wrapped__(*arguments)
+    gradients = path.gradients
+
+    def wrong(*arguments: Any) -> tuple[Tensor, ...]:
+        *others, state = gradients(*arguments)
+        return *others, state * 1.01
+
+    monkeypatch.setattr(path, "gradients", wrong)
+    with pytest.raises(RuntimeError, match=r"machine: the gradient of w and beta is off by 0.01"):
+        path.self_check.__wrapped__(*arguments)
