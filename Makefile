@@ -90,7 +90,7 @@ models/SmolLM2-135M-Instruct.Q4_1.gguf: tools/smollm2.txt | env
 
 # Types are checked beside the tests: mypy takes half a minute without its cache, on one core.
 test: env style  ## check style and types, and run the tests
-	@$(RUN) mypy >"$(VENV)/mypy.log" 2>&1 & types=$$!; trap 'kill $$types; exit 130' INT; \
+	@$(RUN) mypy >"$(VENV)/mypy.log" 2>&1 & types=$$!; trap 'kill $$types 2>/dev/null; exit 130' INT; \
 	$(RUN) OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} pytest -n $(WORKERS) --dist worksteal $(ARGS); tests=$$?; \
 	wait $$types; types=$$?; echo "mypy:"; cat "$(VENV)/mypy.log"; \
 	[ $$types = 0 ] && exit $$tests || exit 1
