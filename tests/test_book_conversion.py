@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from pe.notebooks.parameters import parameters
 from pe.recipes.named import recipe
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "book" / "_ext"))
 from pictures import dropping, extension  # noqa: E402
 
 PAGES = {name: (ROOT / "book" / f"{name}.md").read_text() for name in ("dropping", "extension")}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,6 @@ from pe.encodings import list_encodings
 from pe.speed.record import Speed
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "book" / "_ext"))
 import book_costs  # noqa: E402
 import book_encodings  # noqa: E402
 

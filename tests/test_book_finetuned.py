@@ -6,7 +6,6 @@ import json
 import math
 import re
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ from pe.study.plan import load_plan
 from pe.study.planned import Planned
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "book" / "_ext"))
 import book_plans  # noqa: E402
 import book_records  # noqa: E402
 from book_pictures import record_figures  # noqa: E402

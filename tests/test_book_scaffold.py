@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import sys
 from pathlib import Path
 
 import book_site
@@ -15,7 +14,6 @@ from book_records import committed
 from bs4 import BeautifulSoup
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "book" / "_ext"))
 from book_explorer_data import Pages  # noqa: E402
 from book_numbers import look_up  # noqa: E402
 from book_pictures import record_figures  # noqa: E402

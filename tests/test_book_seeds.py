@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from pe.study.plan import load_plan
 from pe.study.planned import Planned
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "book" / "_ext"))
 import book_plans  # noqa: E402
 import book_records  # noqa: E402
 import book_tables  # noqa: E402

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import sys
 from pathlib import Path
 
 import book_records
@@ -12,7 +11,6 @@ import book_site
 import pytest
 import speed_records
 
-sys.path.insert(0, str(book_site.ROOT / "book" / "_ext"))
 pytest.importorskip("sphinx")
 
 import book_speed

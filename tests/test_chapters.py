@@ -20,7 +20,6 @@ from pe.encodings.core.extension import Rotary, raised_base
 from pe.encodings.core.presets import PRESETS
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "book" / "_ext"))
 import book_models  # noqa: E402
 from pictures import invent, practice, temperature, who  # noqa: E402
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -200,7 +199,6 @@ def test_a_mistake_in_the_ledger_names_the_claim(
 
 
 def test_the_page_shows_the_verdicts_and_no_number_from_memory(ledger: list[Judged]) -> None:
-    sys.path.insert(0, str(ROOT / "book" / "_ext"))
     pytest.importorskip("sphinx")
     import book_claims
 
@@ -212,7 +210,6 @@ def test_the_page_shows_the_verdicts_and_no_number_from_memory(ledger: list[Judg
 
 
 def test_a_table_sets_chosen_claims_beside_what_we_found(ledger: list[Judged]) -> None:
-    sys.path.insert(0, str(ROOT / "book" / "_ext"))
     pytest.importorskip("sphinx")
     import book_claims
 
@@ -228,7 +225,6 @@ def test_a_table_sets_chosen_claims_beside_what_we_found(ledger: list[Judged]) -
 
 
 def test_a_page_shows_the_claims_about_its_own_encodings() -> None:
-    sys.path.insert(0, str(ROOT / "book" / "_ext"))
     pytest.importorskip("sphinx")
     import book_claims
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import sys
 from pathlib import Path
 
 import book_records
@@ -25,7 +24,6 @@ from pe.runs import Run
 from pe.study.plan import load_plan
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "book" / "_ext"))
 
 pytest.importorskip("sphinx")
 

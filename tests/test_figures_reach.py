@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import book_records
 import pytest
 
 from pe import figures, runs
 from pe.figures import reach as figures_reach
 from pe.results import rows as results
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "book" / "_ext"))
 
 PLACES = {"nope": "none", "rope": "queries and keys", "pope": "queries and keys",
           "learned": "embeddings"}  # fmt: skip

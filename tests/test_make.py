@@ -109,6 +109,19 @@ def test_demo_runs_the_documented_commands_and_stops_at_a_failure(checkout: Path
     assert log(checkout) == trainings[:2]
 
 
+@pytest.mark.parametrize("failing", ["", "ruff", "mypy", "pytest"])
+def test_tests_pass_only_where_style_types_and_tests_do(checkout: Path, failing: str) -> None:
+    make(checkout, "env")
+    log(checkout)
+    for name in ("ruff", "mypy", "pytest"):
+        fault = f"echo fault of {name}; exit 3" if name == failing else "exit 0"
+        script(checkout / ".venv/bin" / name, f"#!/bin/sh\necho {name} >>log\n{fault}\n")
+    done = make(checkout, "test")
+    assert (done.returncode == 0) == (not failing), done.stdout + done.stderr
+    assert not failing or f"fault of {failing}" in done.stdout
+    assert ("pytest" in log(checkout)) == (failing != "ruff"), "a fault of style is told at once"
+
+
 def find_python(*arguments: str, path: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         ["/bin/sh", str(ROOT / "tools/find-python"), *arguments],

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from pathlib import Path
 
 import book_records
@@ -13,7 +12,6 @@ import pytest
 from book_records import committed
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "book" / "_ext"))
 
 pytest.importorskip("sphinx")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,6 @@ from pe import figures
 from pe.encodings.yarn import YaRN, magnitude, rotations_index
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "book" / "_ext"))
 import pictures  # noqa: E402
 from pictures import common, nope, pope, problem, rope, yarn  # noqa: E402
 

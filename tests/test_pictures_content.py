@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import math
-import sys
-from pathlib import Path
 
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "book" / "_ext"))
 from pictures import bam, dape, head_scale, lerope, path, relative_content, stickbreaking
 
 

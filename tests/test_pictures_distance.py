@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,6 @@ from pe.encodings.t5 import bucket_starts
 from pe.runs import find
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "book" / "_ext"))
 from pictures import alibi, biases, kerple, sandwich, t5  # noqa: E402
 
 # ---------------------------------------------------------------- ALiBi

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,6 @@ import pe
 from pe.evaluation.longrope.evolution import Evolution
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "book" / "_ext"))
 from pictures import clex, longrope  # noqa: E402
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,6 @@ import torch
 import pe
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "book" / "_ext"))
 from pictures import (  # noqa: E402
     common,
     comparison_frequencies,

@@ -323,7 +323,6 @@ def test_a_packed_model_and_its_tokens_are_what_a_trial_finds_there(
 
 def test_the_guide_shows_each_outcome_beside_the_untouched_model() -> None:
     pytest.importorskip("sphinx")
-    sys.path.insert(0, str(ROOT / "book" / "_ext"))
     import book_pretrained
     import book_records
 
@@ -396,7 +395,6 @@ def test_the_guide_shows_each_outcome_beside_the_untouched_model() -> None:
 def test_what_the_page_says_of_smollm2_is_what_its_records_show() -> None:
     """Each sentence of pretrained.md that ranks, held against the prompts and windows on record."""
     pytest.importorskip("sphinx")
-    sys.path.insert(0, str(ROOT / "book" / "_ext"))
     import book_pretrained
 
     records = {
@@ -454,7 +452,6 @@ def test_what_the_page_says_of_smollm2_is_what_its_records_show() -> None:
 
 def test_what_the_page_says_of_smollm2_trained_further_is_what_its_records_show() -> None:
     pytest.importorskip("sphinx")
-    sys.path.insert(0, str(ROOT / "book" / "_ext"))
     import book_pretrained
 
     both = book_pretrained.records_of(ROOT / "runs", "pretrained", "python-packages", trained=True)
@@ -480,7 +477,6 @@ def test_what_the_page_says_of_smollm2_trained_further_is_what_its_records_show(
 
 def test_the_page_of_a_method_has_the_records_of_its_encoding_alone() -> None:
     pytest.importorskip("sphinx")
-    sys.path.insert(0, str(ROOT / "book" / "_ext"))
     import book_pretrained
 
     chosen = book_pretrained.records_of(ROOT / "runs", "pretrained", "python-packages", ["yarn"])
@@ -491,7 +487,6 @@ def test_the_page_of_a_method_has_the_records_of_its_encoding_alone() -> None:
 
 def test_a_picture_without_a_caption_says_what_its_records_measured() -> None:
     pytest.importorskip("sphinx")
-    sys.path.insert(0, str(ROOT / "book" / "_ext"))
     import book_pretrained
 
     chosen = book_pretrained.records_of(ROOT / "runs", "pretrained", "python-packages", ["yarn"])

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from pictures import self_extend
 from torch import Tensor
 
 import pe
@@ -16,9 +15,6 @@ from pe.attention import attend
 from pe.encodings import encoding, extension_methods
 from pe.encodings.self_extend import SelfExtend, longest_text, smallest_group
 from pe.model import PEConfig, PEForCausalLM
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "book" / "_ext"))
-from pictures import self_extend
 
 SIZES: dict[str, Any] = {"head_dim": 8, "num_heads": 4, "num_kv_heads": 2}
 

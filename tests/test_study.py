@@ -384,6 +384,17 @@ def test_a_run_that_failed_is_explained_by_its_record_or_else_by_what_was_printe
         worker.execute(task, {"PE_RUNS": str(own_runs)})
 
 
+def test_a_process_that_leaves_its_run_incomplete_does_not_end_well(
+    tmp_path: Path, own_runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its exit code is all that the Dask worker looks at, which then needs no torch."""
+    (planned,) = load_plan(write(tmp_path, {"rope": {"pe": "rope"}}))
+    monkeypatch.setattr(worker, "carry_out_task", lambda task: None)
+    monkeypatch.setattr(worker, "stop_with_parent", lambda parent: None)
+    with pytest.raises(worker.RunFailed, match="ended without a complete record"):
+        worker.main(planned.task(notebook=False))
+
+
 @pytest.fixture
 def scheduler(tmp_path: Path) -> Iterator[tuple[str, list[subprocess.Popen[bytes]]]]:
     """The file of a Dask scheduler in this process, and a list for workers in their own ones."""

@@ -63,7 +63,7 @@ def execute(task: Mapping[str, Any], environment: Mapping[str, str]) -> str:
                 stdin=subprocess.DEVNULL, stdout=out, stderr=out, check=False,
                 env={**os.environ, **environment},
             ).returncode  # fmt: skip
-        if code == 0 and _done(run, task):
+        if code == 0:  # the process has looked; here that would take torch, and its memory
             break
         if code == RunBusy.EXIT_CODE and time.monotonic() - begun < WAIT_FOR_LOCK:
             time.sleep(2)
@@ -119,9 +119,16 @@ def _reason(run: Run, log: Path) -> str:
 
 
 def main(task: Mapping[str, Any]) -> None:
-    """Carry out one run in this process, which stops if its parent process dies."""
+    """Carry out one run in this process, which stops if its parent process dies.
+
+    Raises:
+        RunFailed: it came to its end and the run is not complete.
+    """
     threading.Thread(target=stop_with_parent, args=(os.getppid(),), daemon=True).start()
     carry_out_task(task)
+    run = Run(task["directory"], recipe=Recipe.from_dict(dict(task["recipe"])))
+    if not _done(run, task):
+        raise RunFailed(f"{run.directory}: it ended without a complete record")
 
 
 def carry_out_task(task: Mapping[str, Any]) -> None:
