@@ -59,9 +59,9 @@ def test_clex_velocity(config: str) -> None:
     enc, transform = clex(config)
     start = enc.frequencies().inv_freq.log()
     base = 1e4 ** -(torch.arange(8, dtype=torch.float64) / 8)
-    v = clex_ode.field(base.log(), transform.up.double(), transform.down.double(), transform.act)
+    v = clex_ode.Field(base.log(), transform.up.double(), transform.down.double(), transform.act)
     want = golden("clex")[f"{config}vector_field_at_t2.5_z=log_theta0_f64"]
-    assert error(v(start, 2.5), want) < 1e-12
+    assert error(v.at(start, 2.5), want) < 1e-12
 
 
 @EACH
@@ -146,10 +146,10 @@ def test_the_gradient_by_steps_is_the_gradient(act: str) -> None:
 
     assert torch.autograd.gradcheck(ours, (up, down))
     # And the solution is that of the equation, step by step with autograd.
-    v, z, rows = clex_ode.field(origin, up, down, act), start, [start]
+    v, z, rows = clex_ode.Field(origin, up, down, act), start, [start]
     for unit in (1, 2, 3):
         for n in range(5):
-            z = clex_ode.step(v, z, unit + n / 5, 1 / 5)
+            z = clex_ode.stages(v, z, unit + n / 5, 1 / 5)[-1]
         rows.append(z)
     upstream = torch.randn(4, 4, generator=g, dtype=torch.float64)
     wanted = torch.autograd.grad((torch.stack(rows) * upstream).sum(), (up, down))

@@ -17,35 +17,68 @@ a kernel for each on CUDA devices.
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import silu
-
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"tanh": torch.tanh, "silu": silu}
-Field = Callable[[Tensor, float], Tensor]
 
 
-def field(origin: Tensor, up: Tensor, down: Tensor, name: str) -> Field:
-    """Return the function v(z, t) = dz/dt."""
-    pairs = len(origin)
-    a = 2 * torch.arange(pairs, dtype=origin.dtype, device=origin.device) / (pairs - 1)
-
-    def velocity(z: Tensor, t: float) -> Tensor:
-        x = z + origin - a * (0.5 * math.log(2 * t - 1))
-        return ACTIVATIONS[name](x @ up) @ down - a / (2 * t - 1)
-
-    return velocity
+def tanh_and_slope(u: Tensor) -> tuple[Tensor, Tensor]:
+    """Return tanh and its derivative."""
+    value = u.tanh()
+    return value, 1 - value**2
 
 
-def step(v: Field, z: Tensor, t: float, h: float) -> Tensor:
-    """Return z(t + h), given z = z(t), by the 3/8 rule."""
-    k1 = v(z, t)
-    k2 = v(z + h / 3 * k1, t + h / 3)
-    k3 = v(z + h * (k2 - k1 / 3), t + 2 * h / 3)
-    k4 = v(z + h * (k1 - k2 + k3), t + h)
-    return z + h / 8 * (k1 + 3 * (k2 + k3) + k4)
+def silu_and_slope(u: Tensor) -> tuple[Tensor, Tensor]:
+    """Return u sigmoid(u) and its derivative."""
+    share = u.sigmoid()
+    return u * share, share * (1 + u * (1 - share))
+
+
+ACTIVATIONS: dict[str, Callable[[Tensor], tuple[Tensor, Tensor]]] = {
+    "tanh": tanh_and_slope,
+    "silu": silu_and_slope,
+}
+
+
+class Field(NamedTuple):
+    """The function v(z, t) = dz/dt."""
+
+    origin: Tensor
+    up: Tensor
+    down: Tensor
+    activation: str
+
+    def inside(self, z: Tensor, t: float) -> tuple[Tensor, Tensor]:
+        """Return z + e(t), and a."""
+        pairs = len(self.origin)
+        a = 2 * torch.arange(pairs, dtype=z.dtype, device=z.device) / (pairs - 1)
+        return z + self.origin - a * (0.5 * math.log(2 * t - 1)), a
+
+    def at(self, z: Tensor, t: float) -> Tensor:
+        """Return v(z, t)."""
+        x, a = self.inside(z, t)
+        return ACTIVATIONS[self.activation](x @ self.up)[0] @ self.down - a / (2 * t - 1)
+
+    def pull(self, z: Tensor, t: float, g: Tensor, d_up: Tensor, d_down: Tensor) -> Tensor:
+        """Return the gradient of z from that of v(z, t), and add those of U and D to the sums."""
+        x, _ = self.inside(z, t)
+        value, slope = ACTIVATIONS[self.activation](x @ self.up)
+        inner = (self.down @ g) * slope
+        d_up += x[:, None] * inner
+        d_down += value[:, None] * g
+        return self.up @ inner
+
+
+def stages(v: Field, z: Tensor, t: float, h: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return where k2, k3 and k4 are taken, and z(t + h), given z = z(t)."""
+    k1 = v.at(z, t)
+    z2 = z + h / 3 * k1
+    k2 = v.at(z2, t + h / 3)
+    z3 = z + h * (k2 - k1 / 3)
+    k3 = v.at(z3, t + 2 * h / 3)
+    z4 = z + h * (k1 - k2 + k3)
+    return z2, z3, z4, z + h / 8 * (k1 + 3 * (k2 + k3) + v.at(z4, t + h))
 
 
 def solve_by_steps(
@@ -57,10 +90,10 @@ def solve_by_steps(
     ``last``, an integer of shape (), is the largest t that is used; later rows repeat its row.
     ``steps`` is the number of steps per unit of t.
     """
-    v, z, rows = field(origin, up, down, activation), start.clone(), [start]
+    v, z, rows = Field(origin, up, down, activation), start.clone(), [start]
     for unit in range(1, min(int(last), end)):
         for n in range(steps):
-            z = step(v, z, unit + n / steps, 1 / steps)
+            z = stages(v, z, unit + n / steps, 1 / steps)[-1]
         rows.append(z)
     return torch.stack(rows + [z] * (end - len(rows)))
 
@@ -69,12 +102,29 @@ def gradient_by_steps(
     upstream: Tensor, start: Tensor, origin: Tensor, up: Tensor, down: Tensor, last: Tensor,
     end: int, steps: int, activation: str,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Return the gradients of U and D from ``upstream``, the gradient of the solution (end, F)."""
+    """Return the gradients of U and D from ``upstream``, the gradient of the solution (end, F).
 
-    def solution(up: Tensor, down: Tensor) -> Tensor:
-        return solve_by_steps(start, origin, up, down, last, end, steps, activation)
-
-    d_up, d_down = torch.func.vjp(solution, up, down)[1](upstream)
+    It is written out because autograd is off inside of an operator.
+    """
+    v, h, z = Field(origin, up, down, activation), 1 / steps, start
+    times = [unit + n * h for unit in range(1, min(int(last), end)) for n in range(steps)]
+    path = []
+    for t in times:
+        path.append(z)
+        z = stages(v, z, t, h)[-1]
+    d_up, d_down = torch.zeros_like(up), torch.zeros_like(down)
+    units = len(times) // steps
+    g = upstream[units:].sum(0)  # all these rows hold the last z
+    for n in reversed(range(len(times))):
+        t, z = times[n], path[n]
+        z2, z3, z4, _ = stages(v, z, t, h)
+        g4 = v.pull(z4, t + h, h / 8 * g, d_up, d_down)
+        g3 = v.pull(z3, t + 2 * h / 3, h * (3 / 8 * g + g4), d_up, d_down)
+        g2 = v.pull(z2, t + h / 3, h * (3 / 8 * g - g4 + g3), d_up, d_down)
+        g1 = v.pull(z, t, h * (g / 8 + g4 - g3 / 3 + g2 / 3), d_up, d_down)
+        g = g + g1 + g2 + g3 + g4
+        if n % steps == 0:
+            g = g + upstream[n // steps]
     return d_up, d_down
 
 
