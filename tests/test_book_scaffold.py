@@ -206,6 +206,18 @@ def beside(study: str, label: str, kind: str, *multiples: int) -> set[str]:
     return {beside_cutting(row, f"{kind}@{m}x") for row in each for m in multiples}
 
 
+def test_the_rates_of_every_are_the_best_that_were_tried_on_its_text() -> None:
+    tried: dict[str, dict[float, float]] = {}
+    for row in committed().rows("rates-packages").values():
+        record = row.runs[0].record
+        losses = tried.setdefault(record.recipe.pe, {})
+        losses[record.recipe.learning_rate] = record.training.validation_loss
+    for name in ("nope", "rope", "alibi"):
+        losses, used = tried[name], committed().rows("every")[name].runs[0].record.recipe
+        assert min(losses, key=losses.__getitem__) == used.learning_rate
+        assert min(losses) < used.learning_rate < max(losses)
+
+
 def untrained_yarn(study: str, method: str, parent: str, seed: int) -> bool:
     """Whether YaRN at 4x is shown to predict better than the unchanged model with its text cut."""
     longer, cut = (committed().rows(study)[label].of([seed]).runs[0] for label in (method, parent))
@@ -229,6 +241,12 @@ def test_what_pages_say_beside_the_cut_text_holds_for_every_recorded_seed() -> N
     for label in ("kerple_log", "t5"):
         assert beside("every", label, "multikey", 2, 4, 8, 16) == {"better"}
     assert beside("every", "t5", "ppl", 8, 16) == {"worse"}
+    assert beside("every", "stickbreaking", "ppl", 2, 4, 8, 16) == {"better"}
+    assert beside("every", "stickbreaking", "multikey", 2, 4, 8, 16) == {"better"}
+    assert beside("every", "relative_content", "ppl", 2, 4, 8, 16) == {"worse"}
+    assert beside("every", "relative_content", "multikey", 2) == {"worse"}
+    assert "better" not in beside("every", "relative_content", "multikey", 4, 8, 16)
+    assert beside("every", "relative_content", "passkey", 2, 4, 8, 16) == {"better"}
     assert beside("every", "fire", "multikey", 2, 4, 8) == {"better"}
     assert beside("every", "fire", "ppl", 8, 16) == {"worse"}
     for label in ("rope", "nope", "fire", "alibi", "pope"):
