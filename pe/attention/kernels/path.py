@@ -229,7 +229,7 @@ def forward(
     tl.store(p_lse + (i_n * n + i_c) * C + o_c, b_top + tl.math.log2(b_sum))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first"])
 def by_queries(
     p_v, p_do, p_lse, p_delta, p_rest, p_keys, p_x, p_xt, p_arrived, p_onward, p_drest, first, T, H,
     G, v_strides, do_strides, E: tl.constexpr, D: tl.constexpr, PRECISION: tl.constexpr,
@@ -284,7 +284,7 @@ def by_queries(
     tl.store(part(p_drest, i_at, o_c, o_e, C, E), b_g)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first"])
 def by_keys(
     p_q, p_k, p_v, p_do, p_dv, p_lse, p_delta, p_own, p_keys, p_arrived, p_onward, p_down, p_dkeys,
     p_dx, first, T, H, G, scale, q_strides, k_strides, v_strides, do_strides, dv_strides,
@@ -362,10 +362,8 @@ def finish(
     o_t = i_c * C + o_c - (n * C - T)
     m_t = (o_t >= 0)[:, None]
     m_below, m_upto = o_c[:, None] > o_c[None, :], o_c[:, None] >= o_c[None, :]
-    p_q, p_k = (
-        tile(p_q, q_strides, i_b, i_h, o_t, o_e),
-        tile(p_k, k_strides, i_b, i_h // G, o_t, o_e),
-    )
+    p_q = tile(p_q, q_strides, i_b, i_h, o_t, o_e)
+    p_k = tile(p_k, k_strides, i_b, i_h // G, o_t, o_e)
     p_state += i_b * state_strides[0] + i_h * state_strides[1] + o_t * state_strides[2]
     p_solved, p_down = part(p_solved, i_at, o_c, o_c, C, C), part(p_down, i_at, o_c, o_c, C, C)
     p_w, p_drest = part(p_copy, i_at, o_c, o_e, C, E), part(p_drest, i_at, o_c, o_e, C, E)
@@ -533,7 +531,8 @@ def gradients(
         **options["finish"],
     )  # fmt: skip
     if groups > 1:
-        dk, dv = (x.unflatten(1, (-1, groups)).sum(2).to(q.dtype) for x in (dk, dv))
+        sums = (x.unflatten(1, (-1, groups)).sum(2) for x in (dk, dv))
+        dk, dv = (tokens_first(k, x.shape[-1]).copy_(x) for x in sums)
     return dq, dk, dv, dstate
 
 
