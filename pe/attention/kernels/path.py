@@ -55,10 +55,10 @@ NARROW: dict[str, dict[str, int]] = {
     "prepare": {"num_warps": 4, "num_stages": 1},
     "forward": {"num_warps": 4, "num_stages": 2},
     "by_queries": {"num_warps": 4, "num_stages": 2},
-    "by_keys": {"num_warps": 4, "num_stages": 2},
+    "by_keys": {"num_warps": 4, "num_stages": 3},
     "finish": {"num_warps": 4, "num_stages": 1},
 }
-"""Options of the compiler for heads of at most 64 channels."""
+"""Options of the compiler for heads of at most 64 channels, the fastest on an H200."""
 WIDE = NARROW | {name: {"num_warps": 8, "num_stages": 1} for name in NARROW}
 
 
