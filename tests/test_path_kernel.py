@@ -159,7 +159,7 @@ def test_a_model_on_kernels_has_the_loss_and_gradients_of_one_on_matrices() -> N
 
 def test_the_operators_pass_torchs_own_checks() -> None:
     """What torch.compile is told about shapes and layouts is true."""
-    *inputs, _ = case(9, heads=2, kv=1)
+    *inputs, _ = case(9, heads=4, kv=2, batch=2)
     torch.library.opcheck(path.attend, tuple(x.requires_grad_() for x in inputs))
 
 

@@ -17,8 +17,8 @@ these gradients back through `prepare` to q, k, w and beta. There are no atomic 
 results are the same in each run.
 
 If queries have 16 bits, q K'^T and the products with P, V and their gradients take factors of 16
-bits. q and g are carried on in float32, and products of a single chunk take TF32. The triangular
-system and X, whose errors would add up from chunk to chunk, take three times TF32.
+bits. q and g are carried on in float32, and their products with X take TF32. Products of a single
+chunk take three products of bfloat16 (`product`).
 
 The first chunk begins with zeros if C does not divide T. Tensors that only kernels read count these
 tokens as well. They are (N, n, C or D, ...), N heads of all sequences and n chunks. Names: ``p_``
@@ -55,10 +55,10 @@ NARROW: dict[str, dict[str, int]] = {
     "prepare": {"num_warps": 4, "num_stages": 1},
     "forward": {"num_warps": 4, "num_stages": 2},
     "by_queries": {"num_warps": 4, "num_stages": 2},
-    "by_keys": {"num_warps": 4, "num_stages": 2},
+    "by_keys": {"num_warps": 4, "num_stages": 3},
     "finish": {"num_warps": 4, "num_stages": 1},
 }
-"""Options of the compiler for heads of at most 64 channels."""
+"""Options of the compiler for heads of at most 64 channels, the fastest on an H200."""
 WIDE = NARROW | {name: {"num_warps": 8, "num_stages": 1} for name in NARROW}
 
 
@@ -83,9 +83,31 @@ def nearest(x, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def product(a, b, PRECISION: tl.constexpr):
-    """Return a @ b of float32 in TF32, or in float32 if PRECISION is "ieee"."""
-    return tl.dot(nearest(a, PRECISION), nearest(b, PRECISION), input_precision=PRECISION)
+def product(a, b, PRECISION: tl.constexpr, AT: tl.constexpr = False, BT: tl.constexpr = False):
+    """Return a @ b of float32 with a relative error of about 2^-16; AT, BT: of a^T or b^T.
+
+    Each factor is the sum of two bfloat16, because tensor cores read a matrix of 16 bits in either
+    direction and one of TF32 in one only. PRECISION "ieee" is the product in float32.
+    """
+    if PRECISION == "ieee":
+        high_a, high_b = a, b
+    else:
+        high_a, high_b = a.to(tl.bfloat16), b.to(tl.bfloat16)
+        low_a = (a - high_a.to(tl.float32)).to(tl.bfloat16)
+        low_b = (b - high_b.to(tl.float32)).to(tl.bfloat16)
+        if AT:
+            low_a = tl.trans(low_a)
+        if BT:
+            low_b = tl.trans(low_b)
+    if AT:
+        high_a = tl.trans(high_a)
+    if BT:
+        high_b = tl.trans(high_b)
+    c = tl.dot(high_a, high_b, input_precision="ieee")
+    if PRECISION != "ieee":
+        c = tl.dot(low_a, high_b, c)
+        c = tl.dot(high_a, low_b, c)
+    return c
 
 
 @triton.jit
@@ -101,10 +123,9 @@ def inverse(b_l, o_c, PRECISION: tl.constexpr):
         b_row = tl.sum(tl.where(o_c[:, None] == o_i[None, :], b_x, 0.0), 0)
         b_x -= tl.where(m_near, b_column[:, None] * b_row[None, :], 0.0)
     # (I + M)^-1 = (I - M) (I + M^2), because M^4 is 0.
-    b_m = tl.dot(b_x, b_l - b_near, input_precision=PRECISION)
-    b_square = tl.dot(b_m, b_m, input_precision=PRECISION)
-    b_x = tl.dot(b_square, b_x, b_x, input_precision=PRECISION)
-    return tl.dot(-b_m, b_x, b_x, input_precision=PRECISION)
+    b_m = product(b_x, b_l - b_near, PRECISION)
+    b_x += product(product(b_m, b_m, PRECISION), b_x, PRECISION)
+    return b_x - product(b_m, b_x, PRECISION)
 
 
 @triton.jit
@@ -122,7 +143,6 @@ def prepare(
             p_copy are None in the forward pass.
         scale: of the logits.
     """
-    EXACT: tl.constexpr = "ieee" if PRECISION == "ieee" else "tf32x3"
     i_c, n = tl.program_id(0), tl.num_programs(0)
     i_n = tl.program_id(1).to(tl.int64)
     i_b, i_h, i_at = i_n // H, i_n % H, i_n * n + i_c
@@ -133,18 +153,16 @@ def prepare(
     p_w = p_state[:, None] + o_e[None, :]
     b_w = tl.load(p_w, mask=m_t, other=0.0)
     b_beta = tl.load(p_state + E, mask=o_t >= 0, other=0.0)
-    b_wt = tl.trans(b_w)
-    b_l = tl.where(m_below, tl.dot(b_w, b_wt, input_precision=EXACT) * b_beta[:, None], 0.0)
-    b_solved = inverse(b_l, o_c, EXACT)
+    b_l = product(b_w, b_w, PRECISION, BT=True) * b_beta[:, None]
+    b_solved = inverse(tl.where(m_below, b_l, 0.0), o_c, PRECISION)
     if p_solved is not None:
         tl.store(part(p_solved, i_at, o_c, o_c, C, C), b_solved)
         tl.store(part(p_copy, i_at, o_c, o_e, C, E), b_w)
     tl.debug_barrier()  # after each the compiler loads w again, which spares registers
     b_w = tl.load(p_w, mask=m_t, other=0.0)
-    b_wt = tl.trans(b_w)
     b_u = b_solved * b_beta[None, :]
-    b_passed = tl.dot(b_u, b_w, input_precision=EXACT)
-    b_x = nearest(-tl.dot(b_wt, b_passed, input_precision=EXACT), PRECISION)
+    b_passed = product(b_u, b_w, PRECISION)
+    b_x = nearest(-product(b_w, b_passed, PRECISION, AT=True), PRECISION)
     if p_x is not None:
         tl.store(part(p_x, i_at, o_e, o_e, E, E), b_x)
     tl.store(part(p_xt, i_at, o_e, o_e, E, E), tl.trans(b_x))
@@ -152,15 +170,15 @@ def prepare(
     b_w = tl.load(p_w, mask=m_t, other=0.0)
     p_k = tile(p_k, k_strides, i_b, i_h // G, o_t, o_e)
     b_k = tl.load(p_k, mask=m_t, other=0.0).to(tl.float32)
-    b_kept = tl.where(m_below, product(b_w, tl.trans(b_k), PRECISION), 0.0)
-    b_reflected = tl.dot(b_u, b_kept, input_precision=EXACT)
-    b_keys = b_k - product(tl.trans(b_reflected), b_w, PRECISION)
+    b_kept = tl.where(m_below, product(b_w, b_k, PRECISION, BT=True), 0.0)
+    b_reflected = product(b_u, b_kept, PRECISION)
+    b_keys = b_k - product(b_reflected, b_w, PRECISION, AT=True)
     tl.store(part(p_keys, i_at, o_c, o_e, C, E), b_keys.to(p_keys.dtype.element_ty))
     tl.debug_barrier()
     b_w = tl.load(p_w, mask=m_t, other=0.0)
     p_q = tile(p_q, q_strides, i_b, i_h, o_t, o_e)
     b_q = tl.load(p_q, mask=m_t, other=0.0).to(tl.float32) * scale
-    b_met = product(b_q, tl.trans(b_w), PRECISION)
+    b_met = product(b_q, b_w, PRECISION, BT=True)
     b_met = -tl.where(o_c[:, None] >= o_c[None, :], b_met, 0.0)
     tl.store(part(p_own, i_at, o_c, o_c, C, C), product(b_met, b_reflected, PRECISION))
     b_rest = b_q + product(b_met, b_passed, PRECISION)
@@ -229,7 +247,7 @@ def forward(
     tl.store(p_lse + (i_n * n + i_c) * C + o_c, b_top + tl.math.log2(b_sum))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first"])
 def by_queries(
     p_v, p_do, p_lse, p_delta, p_rest, p_keys, p_x, p_xt, p_arrived, p_onward, p_drest, first, T, H,
     G, v_strides, do_strides, E: tl.constexpr, D: tl.constexpr, PRECISION: tl.constexpr,
@@ -284,7 +302,7 @@ def by_queries(
     tl.store(part(p_drest, i_at, o_c, o_e, C, E), b_g)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first"])
 def by_keys(
     p_q, p_k, p_v, p_do, p_dv, p_lse, p_delta, p_own, p_keys, p_arrived, p_onward, p_down, p_dkeys,
     p_dx, first, T, H, G, scale, q_strides, k_strides, v_strides, do_strides, dv_strides,
@@ -362,10 +380,8 @@ def finish(
     o_t = i_c * C + o_c - (n * C - T)
     m_t = (o_t >= 0)[:, None]
     m_below, m_upto = o_c[:, None] > o_c[None, :], o_c[:, None] >= o_c[None, :]
-    p_q, p_k = (
-        tile(p_q, q_strides, i_b, i_h, o_t, o_e),
-        tile(p_k, k_strides, i_b, i_h // G, o_t, o_e),
-    )
+    p_q = tile(p_q, q_strides, i_b, i_h, o_t, o_e)
+    p_k = tile(p_k, k_strides, i_b, i_h // G, o_t, o_e)
     p_state += i_b * state_strides[0] + i_h * state_strides[1] + o_t * state_strides[2]
     p_solved, p_down = part(p_solved, i_at, o_c, o_c, C, C), part(p_down, i_at, o_c, o_c, C, C)
     p_w, p_drest = part(p_copy, i_at, o_c, o_e, C, E), part(p_drest, i_at, o_c, o_e, C, E)
@@ -375,13 +391,13 @@ def finish(
     b_k = tl.load(p_k, mask=m_t, other=0.0).to(tl.float32)
     b_u = tl.load(p_solved) * b_beta[None, :]
     b_passed = product(b_u, b_w, PRECISION)
-    b_kept = tl.where(m_below, product(b_w, tl.trans(b_k), PRECISION), 0.0)
+    b_kept = tl.where(m_below, product(b_w, b_k, PRECISION, BT=True), 0.0)
     b_reflected = product(b_u, b_kept, PRECISION)
     # Q~ = Q - M passed, own = Q K^T - M reflected, with M = lower(Q W^T)
     tl.debug_barrier()
     b_drest, b_down = tl.load(p_drest), tl.load(p_down)
-    b_dmet = product(b_drest, tl.trans(b_passed), PRECISION)
-    b_dmet += product(b_down, tl.trans(b_reflected), PRECISION)
+    b_dmet = product(b_drest, b_passed, PRECISION, BT=True)
+    b_dmet += product(b_down, b_reflected, PRECISION, BT=True)
     b_dmet = -tl.where(m_upto, b_dmet, 0.0)
     b_w = tl.load(p_w)
     b_k = tl.load(p_k, mask=m_t, other=0.0).to(tl.float32)
@@ -392,50 +408,50 @@ def finish(
     b_drest, b_down = tl.load(p_drest), tl.load(p_down)
     b_w = tl.load(p_w)
     b_q = tl.load(p_q, mask=m_t, other=0.0).to(tl.float32) * scale
-    b_dw = product(tl.trans(b_dmet), b_q, PRECISION)
-    b_dk = product(tl.trans(b_down), b_q, PRECISION)
-    b_met = tl.trans(tl.where(m_upto, product(b_q, tl.trans(b_w), PRECISION), 0.0))
-    b_dpassed = product(b_met, b_drest, PRECISION)
-    b_dreflected = product(b_met, b_down, PRECISION)
+    b_dw = product(b_dmet, b_q, PRECISION, AT=True)
+    b_dk = product(b_down, b_q, PRECISION, AT=True)
+    b_met = tl.where(m_upto, product(b_q, b_w, PRECISION, BT=True), 0.0)
+    b_dpassed = product(b_met, b_drest, PRECISION, AT=True)
+    b_dreflected = product(b_met, b_down, PRECISION, AT=True)
     # X = -W^T passed, with passed = U W
     tl.debug_barrier()
     b_w = tl.load(p_w)
     b_passed = product(tl.load(p_solved) * b_beta[None, :], b_w, PRECISION)
     b_dx = tl.load(part(p_dx, i_at, o_e, o_e, E, E))
     b_dpassed = -b_dpassed - product(b_w, b_dx, PRECISION)
-    b_dw -= product(b_passed, tl.trans(b_dx), PRECISION)
+    b_dw -= product(b_passed, b_dx, PRECISION, BT=True)
     # K' = K - reflected^T W, with reflected = U kept and kept = below(W K^T)
     tl.debug_barrier()
     b_w = tl.load(p_w)
     b_k = tl.load(p_k, mask=m_t, other=0.0).to(tl.float32)
-    b_kept = tl.where(m_below, product(b_w, tl.trans(b_k), PRECISION), 0.0)
+    b_kept = tl.where(m_below, product(b_w, b_k, PRECISION, BT=True), 0.0)
     b_reflected = product(tl.load(p_solved) * b_beta[None, :], b_kept, PRECISION)
     b_dkeys = tl.load(part(p_dkeys, i_at, o_c, o_e, C, E))
-    b_dreflected = -b_dreflected - product(b_w, tl.trans(b_dkeys), PRECISION)
+    b_dreflected = -b_dreflected - product(b_w, b_dkeys, PRECISION, BT=True)
     b_dw -= product(b_reflected, b_dkeys, PRECISION)
     b_dk += b_dkeys
     tl.debug_barrier()
     b_w = tl.load(p_w)
     b_k = tl.load(p_k, mask=m_t, other=0.0).to(tl.float32)
     b_u = tl.load(p_solved) * b_beta[None, :]
-    b_dw += product(tl.trans(b_u), b_dpassed, PRECISION)
-    b_dkept = tl.where(m_below, product(tl.trans(b_u), b_dreflected, PRECISION), 0.0)
+    b_dw += product(b_u, b_dpassed, PRECISION, AT=True)
+    b_dkept = tl.where(m_below, product(b_u, b_dreflected, PRECISION, AT=True), 0.0)
     b_dw += product(b_dkept, b_k, PRECISION)
-    b_dk += product(tl.trans(b_dkept), b_w, PRECISION)
+    b_dk += product(b_dkept, b_w, PRECISION, AT=True)
     p_dk = tile(p_dk, dk_strides, i_b, i_h, o_t, o_e)
     tl.store(p_dk, b_dk.to(p_dk.dtype.element_ty), mask=m_t)
     # U = (I + L)^-1 diag(beta), with L = diag(beta) below(W W^T)
     tl.debug_barrier()
     b_w = tl.load(p_w)
     b_solved = tl.load(p_solved)
-    b_du = product(b_dpassed, tl.trans(b_w), PRECISION)
-    b_du += product(b_dreflected, tl.trans(b_kept), PRECISION)
+    b_du = product(b_dpassed, b_w, PRECISION, BT=True)
+    b_du += product(b_dreflected, b_kept, PRECISION, BT=True)
     b_dbeta = tl.sum(b_du * b_solved, 0)
-    b_dl = product(tl.trans(b_solved), b_du * b_beta[None, :], PRECISION)
-    b_dl = -tl.where(m_below, product(b_dl, tl.trans(b_solved), PRECISION), 0.0)
-    b_dbeta += tl.sum(b_dl * product(b_w, tl.trans(b_w), PRECISION), 1)
+    b_dl = product(b_solved, b_du * b_beta[None, :], PRECISION, AT=True)
+    b_dl = -tl.where(m_below, product(b_dl, b_solved, PRECISION, BT=True), 0.0)
+    b_dbeta += tl.sum(b_dl * product(b_w, b_w, PRECISION, BT=True), 1)
     b_dl *= b_beta[:, None]
-    b_dw += product(b_dl + tl.trans(b_dl), b_w, PRECISION)
+    b_dw += product(b_dl, b_w, PRECISION) + product(b_dl, b_w, PRECISION, AT=True)
     p_dstate += (i_n * T + o_t) * (E + 1)
     tl.store(p_dstate[:, None] + o_e[None, :], b_dw, mask=m_t)
     tl.store(p_dstate + E, b_dbeta, mask=o_t >= 0)
@@ -533,7 +549,8 @@ def gradients(
         **options["finish"],
     )  # fmt: skip
     if groups > 1:
-        dk, dv = (x.unflatten(1, (-1, groups)).sum(2).to(q.dtype) for x in (dk, dv))
+        sums = (x.unflatten(1, (-1, groups)).sum(2) for x in (dk, dv))
+        dk, dv = (tokens_first(k, x.shape[-1]).copy_(x) for x in sums)
     return dq, dk, dv, dstate
 
 
