@@ -210,12 +210,13 @@ def test_the_rates_of_every_are_the_best_that_were_tried_on_its_text() -> None:
     tried: dict[str, dict[float, float]] = {}
     for row in committed().rows("rates-packages").values():
         record = row.runs[0].record
-        losses = tried.setdefault(record.recipe.pe, {})
-        losses[record.recipe.learning_rate] = record.training.validation_loss
+        losses = tried.setdefault(record["recipe"]["pe"], {})
+        losses[record["recipe"]["learning_rate"]] = record["training"]["validation_loss"]
     for name in ("nope", "rope", "alibi"):
-        losses, used = tried[name], committed().rows("every")[name].runs[0].record.recipe
-        assert min(losses, key=losses.__getitem__) == used.learning_rate
-        assert min(losses) < used.learning_rate < max(losses)
+        losses, run = tried[name], committed().rows("every")[name].runs[0]
+        used = run.record["recipe"]["learning_rate"]
+        assert min(losses, key=losses.__getitem__) == used
+        assert min(losses) < used < max(losses)
 
 
 def untrained_yarn(study: str, method: str, parent: str, seed: int) -> bool:

@@ -160,7 +160,7 @@ def test_matrices_are_those_that_a_layer_saves_for_its_gradient(
     assert kept == pytest.approx(4 * matrices * entries, rel=1e-6)
     assert needed == 2 * kept
     eager = dataclasses.replace(recipe, compile="off")  # computes the bias in blocks
-    assert matrix_bytes(eager, windows)[0][0] <= kept
+    assert matrix_bytes(eager, windows)[0][0] <= kept * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("encoding", ["dape+rope", "self_extend", "path+rope"])
@@ -190,10 +190,12 @@ def test_only_what_no_kernel_computes_takes_a_matrix() -> None:
 def test_matrices_that_do_not_fit_are_named_before_training(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert cli.main(["memory", "tiny", "--gib", "80", "--set", "pe=path"]) == 0
+    assert cli.main(["memory", "tiny", "--gib", "80", "--set", "pe=dape+rope"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert next(line for line in lines if line.startswith("as it is")).endswith("no")
-    assert "with micro_batch_size: 32 in" in memory.sentence(pe.recipe("tiny", pe="path"), 1, 80.0)
+    assert "with micro_batch_size: 16 in" in memory.sentence(
+        pe.recipe("tiny", pe="dape+rope"), 1, 80.0
+    )
     assert cli.main(["memory", "tiny", "--gib", "80", "--set", "pe=dapee"]) == 2
     assert "did you mean 'dape'?" in capsys.readouterr().err
 
