@@ -20,6 +20,8 @@ from pe.attention.kernels.cope import launch as cope_launch
 from pe.attention.kernels.cope import op as cope_ops
 from pe.attention.kernels.cope import self_check as cope_check
 from pe.encodings.cope import CoPE
+from pe.encodings.core.composite import Composite
+from pe.encodings.core.forms import COUNTS, NONE
 from pe.model import PEForCausalLM
 from pe.model.config import PEConfig
 
@@ -140,6 +142,19 @@ def test_what_turns_or_scales_queries_keeps_cope_from_the_kernel(
     ):  # fmt: skip
         enc = pe.encoding(spec, hidden_size=32, **options)
         assert path_for(enc, cuda, torch.bfloat16, 64, head_dim=16) == path, spec
+
+
+def test_a_class_that_does_not_name_the_kind_of_its_bias_is_refused() -> None:
+    """The kernel has no window, so it would silently read all keys."""
+
+    class Unnamed(CoPE):
+        form_kind = NONE
+
+    window = pe.encoding("window:3", head_dim=16, num_heads=2)
+    enc = Composite([Unnamed(16, npos=9), window])
+    q = torch.randn(1, 2, 9, 16)
+    with pytest.raises(ValueError, match=f"set form_kind = {COUNTS} in the class"):
+        pe.attend(enc, q, q, q, backend="kernel")
 
 
 def test_heads_of_128_count_without_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:

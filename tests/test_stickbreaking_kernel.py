@@ -244,7 +244,7 @@ def test_the_check_before_first_use_passes_and_catches_a_wrong_kernel(
         return dq, dk, dv * 1.01
 
     monkeypatch.setattr(sticks, "launch_backward", wrong)
-    with pytest.raises(RuntimeError, match=r"wrong on this machine: the gradient of v|of v is off"):
+    with pytest.raises(RuntimeError, match="wrong on this machine: the gradient of v is off"):
         sticks.self_check.__wrapped__(1, *case)
 
 

@@ -141,8 +141,8 @@ def test_kernels_say_which_windows_and_sinks_are_not_theirs(
     cuda, dtype = torch.device("cuda"), torch.bfloat16
     two = Composite([encoding(f"chunk:{size}", **SIZES) for size in (4, 6)])
     for enc, reason in {
-        encoding("cope+window:4", npos=5, **SIZES): "counts all keys, and has neither",
-        encoding("cope+sink", npos=5, **SIZES): "counts all keys, and has neither",
+        encoding("cope+window:4", npos=5, **SIZES): "reads all keys, and has neither",
+        encoding("cope+sink", npos=5, **SIZES): "reads all keys, and has neither",
         Parity(): "which keys it hides is known as a mask only",
         two: "which keys it hides is known as a mask only",
     }.items():

@@ -45,14 +45,14 @@ WIDTHS = (16, 32, 64, 128)
 
 
 class Limits(NamedTuple):
-    """What a kernel computes."""
+    """Which cases a kernel can compute."""
 
     widths: tuple[int, ...] = WIDTHS
-    """Widths of heads."""
+    """Widths of heads that it can have."""
     hides: bool = True
-    """Windows, kept keys and sinks."""
+    """Whether keys may be hidden or kept, and a sink added."""
     float32: bool = False
-    """Queries in float32, too."""
+    """Whether queries may be in float32."""
 
 
 LIMITS = {
@@ -99,7 +99,8 @@ def obstacle(
         return reason
     narrow = dtype in (torch.float16, torch.bfloat16)
     if not (narrow or INTERPRETED or (limits.float32 and dtype == torch.float32)):
-        return f"the kernels compute in bfloat16 or float16, and queries are {dtype}"
+        known = "bfloat16, float16 or float32" if limits.float32 else "bfloat16 or float16"
+        return f"the kernels compute in {known}, and queries are {dtype}"
     if not counted:
         return "positions are not simply counted, tokens are masked, or keys come from a cache"
     if head_dim not in limits.widths:
@@ -153,7 +154,8 @@ def kernel_form(
     Arguments are those of `bias_of`.
 
     Raises:
-        ValueError: ``backend="kernel"``, and the kernels cannot serve this case.
+        ValueError: ``backend="kernel"``, and the kernels cannot serve this case; or the encoding's
+            `form_kind` is not the kind of its bias spec.
     """
     if backend not in (None, "kernel") or isinstance(mask, Bounded):
         return None
@@ -168,6 +170,12 @@ def kernel_form(
     if reason is None:
         with torch.autocast(q.device.type, enabled=False):
             form = enc.bias_form(q.shape[-2], q.device, state)
+        if form.kind in LIMITS and form.kind != enc.form_kind:
+            raise ValueError(
+                f"{type(enc).__name__}.bias_form returns the kind {form.kind}, and form_kind is "
+                f"{enc.form_kind}: set form_kind = {form.kind} in the class, because it decides "
+                "what the kernel is used for"
+            )
         if form.kind != FIRE or enc.sink_logit() is None:
             return form
         reason = (

@@ -2,8 +2,8 @@
 
 A bias that no kernel computes is a float32 matrix with an entry for each head, query and key. The
 gradient needs this matrix and often the intermediate results that led to it, so a layer keeps them
-until its backward pass: Self-Extend 1 such matrix. For 64 windows of 1,024 tokens and 8 heads, it
-takes 2 GiB per layer.
+until its backward pass. Self-Extend keeps 1 such matrix, which takes 2 GiB per layer for 64 windows
+of 1,024 tokens and 8 heads.
 
 No table holds these numbers, because they follow from the encoding's code. `matrices_of` passes
 short sequences through `pe.attend` and counts what torch saves for the gradient. A compiled step

@@ -48,7 +48,7 @@ BASE_2: tl.constexpr = tl.constexpr(LOG2E)
 SOLVED: tl.constexpr = tl.constexpr(16)
 """The largest triangular matrix that is inverted by substitution; a quarter of C."""
 HELD = 2**29
-"""The most numbers of 16 bits that `by_queries` leaves at once, unless one head has more."""
+"""The most numbers of 16 bits for `by_keys` that are held at once, unless one head has more."""
 LENGTH = 300
 """The number of tokens of the self-check."""
 NARROW: dict[str, dict[str, int]] = {

@@ -1,8 +1,9 @@
 """Compare kernels with the definition before they are used.
 
 Kernels are compiled on the user's machine by the Triton that came with torch. A mistake of the
-compiler would look like a bad encoding. `pe.attention.kernels.flash.self_check` and
-`.cope.self_check` have small cases and the results of the definition for them.
+compiler would look like a bad encoding. Each kernel has small cases and the results of the
+definition for them: in `pe.attention.kernels.flash.self_check` and `.cope.self_check`, and for the
+other kernels beside their operators.
 """
 
 from __future__ import annotations

@@ -45,9 +45,13 @@ class Field(NamedTuple):
     """The function v(z, t) = dz/dt."""
 
     origin: Tensor
+    """o, (F,)."""
     up: Tensor
+    """U, (F, W)."""
     down: Tensor
+    """D, (W, F)."""
     activation: str
+    """A key of `ACTIVATIONS`."""
 
     def inside(self, z: Tensor, t: float) -> tuple[Tensor, Tensor]:
         """Return z + e(t), and a."""
@@ -61,7 +65,7 @@ class Field(NamedTuple):
         return ACTIVATIONS[self.activation](x @ self.up)[0] @ self.down - a / (2 * t - 1)
 
     def pull(self, z: Tensor, t: float, g: Tensor, d_up: Tensor, d_down: Tensor) -> Tensor:
-        """Return the gradient of z from that of v(z, t), and add those of U and D to the sums."""
+        """Return the gradient of z from ``g``, that of v; add those of U and D to their sums."""
         x, _ = self.inside(z, t)
         value, slope = ACTIVATIONS[self.activation](x @ self.up)
         inner = (self.down @ g) * slope
@@ -71,7 +75,7 @@ class Field(NamedTuple):
 
 
 def stages(v: Field, z: Tensor, t: float, h: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return where k2, k3 and k4 are taken, and z(t + h), given z = z(t)."""
+    """Return the z at which k2, k3 and k4 are taken, and z(t + h), given z = z(t)."""
     k1 = v.at(z, t)
     z2 = z + h / 3 * k1
     k2 = v.at(z2, t + h / 3)

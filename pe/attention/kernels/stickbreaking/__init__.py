@@ -1,1 +1,1 @@
-"""Stick-breaking attention (arXiv:2410.17980), in memory linear in the length."""
+"""Kernels for stick-breaking attention (arXiv:2410.17980)."""

@@ -1,4 +1,4 @@
-"""Stick-breaking attention (arXiv:2410.17980) block by block, with memory linear in the length.
+"""Stick-breaking attention (arXiv:2410.17980) block by block, without a matrix of all pairs.
 
     L = ln(1 + e^z)    C_mn = sum_{l > n} L_ml    A = sigmoid(z) e^-C    o = A v
     g = dO v^T    dz_mn = A_mn g_mn - sigmoid(z_mn) sum_{l <= n} A_ml g_ml
@@ -32,7 +32,7 @@ from pe.encodings.core.forms import LOG2E
 REST: tl.constexpr = tl.constexpr(40 * LOG2E)
 """As in `pe.encodings.stickbreaking`, in base 2."""
 CHUNK: tl.constexpr = tl.constexpr(256)
-"""Number of keys after which `forward` tries whether anything of the sticks is left."""
+"""Number of keys after which `forward` tests whether anything of the sticks is left."""
 
 
 @triton.jit
