@@ -5,12 +5,12 @@ On a GPU the cases of the other kernels run with CoPE among them: tests/test_gpu
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import pytest
 import torch
 from cope_cases import agree, computed, made
+from kernel_cases import catches, on_both, poison
 from torch import Tensor
 
 import pe
@@ -23,7 +23,6 @@ from pe.encodings.cope import CoPE
 from pe.encodings.core.composite import Composite
 from pe.encodings.core.forms import COUNTS, NONE
 from pe.model import PEForCausalLM
-from pe.model.config import PEConfig
 
 
 @pytest.mark.parametrize(
@@ -31,7 +30,7 @@ from pe.model.config import PEConfig
     [(1, 2), (1, 9), (65, 12), (65, 66), (128, 129), (200, 24)],
 )
 def test_kernels_agree_with_the_definition(length: int, npos: int) -> None:
-    """The smaller of two tables ends within the text, so that whole blocks are alike; 24 too."""
+    """A table with fewer rows than tokens ends within the text, and blocks beyond it are alike."""
     enc = made(32, npos)
     case: dict[str, Any] = {"length": length, "heads": 2, "kv": 1, "width": 32}
     agree(computed(enc, "kernel", **case), computed(enc, "dense", **case))
@@ -101,16 +100,8 @@ def test_memory_does_not_grow_with_the_pieces(monkeypatch: pytest.MonkeyPatch) -
     assert tables == [2 * 71 * 16] * 2
 
 
-def test_every_number_is_written(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    new_empty = Tensor.new_empty
-
-    def poisoned(self: Tensor, *size: Any, **options: Any) -> Tensor:
-        made = new_empty(self, *size, **options)
-        return made.fill_(math.nan if made.is_floating_point() else 123456789)
-
-    monkeypatch.setattr(Tensor, "new_empty", poisoned)
+def test_every_number_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    poison(monkeypatch)
     enc = made(16, 12)
     case: dict[str, Any] = {"length": 140, "heads": 2, "kv": 1, "width": 16}
     agree(computed(enc, "kernel", **case), computed(enc, "dense", **case))
@@ -170,27 +161,15 @@ def test_heads_of_128_count_without_the_kernel(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_model_on_kernels_has_the_loss_and_gradients_of_one_on_matrices() -> None:
-    found = []
-    ids = torch.randint(0, 40, (2, 33), generator=torch.Generator().manual_seed(1))
-    for backend in ("kernel", "sdpa"):
-        torch.manual_seed(0)
-        config = PEConfig(
-            vocab_size=40, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
-            num_attention_heads=2, max_position_embeddings=32, pe="cope",
-            attention_backend=backend,
-        )  # fmt: skip
-        model = PEForCausalLM(config)
-        with torch.no_grad():
-            for name, parameter in model.named_parameters():
-                if name.endswith("table"):
-                    parameter.normal_()
-        loss = model(input_ids=ids, labels=ids).loss
-        loss.backward()
-        found.append({n: p.grad for n, p in model.named_parameters()} | {"loss": loss.detach()})
-    tables = [name for name in found[0] if name.endswith("table")]
-    assert len(tables) == 2
-    for name, fast in found[0].items():
-        slow = found[1][name]
+    @torch.no_grad()
+    def fill(model: PEForCausalLM) -> None:
+        for name, parameter in model.named_parameters():
+            if name.endswith("table"):
+                parameter.normal_()
+
+    found = list(on_both("cope", 33, change=fill))
+    assert sum(name.endswith("table") for name, *_ in found) == 2
+    for name, fast, slow in found:
         assert fast is not None, name
         assert slow is not None, name
         assert float(slow.norm()) > 0, name
@@ -203,16 +182,8 @@ def test_the_check_before_first_use_passes_and_catches_a_wrong_kernel(
     case = (16, 16, torch.float32, torch.device("cpu"))
     monkeypatch.setattr(cope_check, "BATCH", 1)
     monkeypatch.setattr(cope_check, "LENGTH", 140)
-    cope_ops.self_check.__wrapped__(*case)
-    backward = cope_ops.backward
-
-    def wrong(*arguments: Any) -> tuple[Tensor, ...]:
-        dq, dk, dv, table = backward(*arguments)
-        return dq, dk, dv, table * 1.01
-
-    monkeypatch.setattr(cope_ops, "backward", wrong)
-    with pytest.raises(RuntimeError, match=r"wrong .*: the gradient of the bias is off"):
-        cope_ops.self_check.__wrapped__(*case)
+    message = r"wrong .*: the gradient of the bias is off"
+    catches(monkeypatch, cope_ops, "backward", -1, case, message)
 
     def broken(*arguments: Any) -> tuple[Tensor, ...]:
         raise MemoryError("out of resource: shared memory")

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import copy
-import math
 from typing import Any
 
 import pytest
 import torch
+from kernel_cases import catches, on_both, poison
 from torch import Tensor
 
 import pe
@@ -16,8 +16,6 @@ from pe.attention.available import INTERPRETED
 from pe.attention.choose import path_for
 from pe.encodings.core import forms
 from pe.encodings.dape import DAPE
-from pe.model import PEForCausalLM
-from pe.model.config import PEConfig
 
 dape = pytest.importorskip("pe.attention.kernels.dape", reason="needs triton")
 pytestmark = pytest.mark.skipif(not INTERPRETED, reason="kernels are compiled here")
@@ -92,16 +90,9 @@ def test_sequences_and_queries_are_done_a_few_at_a_time(
 
 
 def test_every_number_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    new_empty, empty_like = Tensor.new_empty, torch.empty_like
-
-    def poisoned(make: Any) -> Any:
-        return lambda *sizes, **options: make(*sizes, **options).fill_(math.nan)
-
-    monkeypatch.setattr(Tensor, "new_empty", poisoned(new_empty))
-    monkeypatch.setattr(torch, "empty_like", poisoned(empty_like))
+    poison(monkeypatch)
     enc = DAPE(2, mlp_width=4)
-    fast, exact = computed(enc, "kernel", 35, 2), computed(enc, "dense", 35, 2)
-    agree(fast, exact)
+    agree(computed(enc, "kernel", 35, 2), computed(enc, "dense", 35, 2))
 
 
 def test_large_logits_do_not_overflow() -> None:
@@ -139,21 +130,7 @@ def test_a_network_too_large_for_registers_is_left_to_torch(
 
 
 def test_a_model_on_kernels_has_the_loss_and_gradients_of_one_on_matrices() -> None:
-    found = []
-    ids = torch.randint(0, 40, (2, 20), generator=torch.Generator().manual_seed(1))
-    for backend in ("kernel", "sdpa"):
-        torch.manual_seed(0)
-        config = PEConfig(
-            vocab_size=40, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
-            num_attention_heads=2, max_position_embeddings=32, pe="dape",
-            attention_backend=backend,
-        )  # fmt: skip
-        model = PEForCausalLM(config)
-        loss = model(input_ids=ids, labels=ids).loss
-        loss.backward()
-        found.append({n: p.grad for n, p in model.named_parameters()} | {"loss": loss.detach()})
-    for name, fast in found[0].items():
-        slow = found[1][name]
+    for name, fast, slow in on_both("dape"):
         assert fast is not None, name  # of c2 too, since some wrappers demand it
         assert slow is not None, name
         assert float((fast - slow).norm()) <= 2e-4 * float(slow.norm()) + 1e-6, name
@@ -173,16 +150,8 @@ def test_the_check_before_first_use_passes_and_catches_a_wrong_kernel(
 ) -> None:
     case = (2, 4, torch.float32, torch.device("cpu"))
     monkeypatch.setattr(dape, "LENGTH", 40)
-    dape.self_check.__wrapped__(*case)
-    gradients = dape.gradients
-
-    def wrong(*arguments: Any) -> tuple[Tensor, ...]:
-        *others, w2 = gradients(*arguments)
-        return *others, w2 * 1.01
-
-    monkeypatch.setattr(dape, "gradients", wrong)
-    with pytest.raises(RuntimeError, match=r"machine: the gradient of W2 is off by 0.01"):
-        dape.self_check.__wrapped__(*case)
+    message = r"machine: the gradient of W2 is off by 0.01"
+    catches(monkeypatch, dape, "gradients", -1, case, message)
 
     def broken(*arguments: Any) -> tuple[Tensor, ...]:
         raise MemoryError("out of resource: shared memory")

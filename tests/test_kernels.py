@@ -7,11 +7,11 @@ at many widths and up to full length, and twice for the same bits: tests/test_gp
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import pytest
 import torch
+from kernel_cases import catches, on_both, poison
 from torch import Tensor
 
 import pe
@@ -88,13 +88,7 @@ def agree(fast: dict[str, Tensor], exact: dict[str, Tensor], rtol: float = 1e-4)
 @pytest.fixture
 def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory that a kernel does not write is not a number."""
-    new_empty = Tensor.new_empty
-
-    def filled(self: Tensor, *size: Any, **options: Any) -> Tensor:
-        made = new_empty(self, *size, **options)
-        return made.fill_(math.nan if made.is_floating_point() else 123456789)
-
-    monkeypatch.setattr(Tensor, "new_empty", filled)
+    poison(monkeypatch)
 
 
 @pytest.mark.usefixtures("poisoned")
@@ -233,20 +227,7 @@ def test_what_has_no_form_or_no_kernel_takes_another_path(
 
 @pytest.mark.parametrize("spec", ["t5", "fox", "rope+kerple_log", "relative_content"])
 def test_a_model_on_kernels_has_the_loss_and_gradients_of_one_on_matrices(spec: str) -> None:
-    found = []
-    ids = torch.randint(0, 40, (2, 20), generator=torch.Generator().manual_seed(1))
-    for backend in ("kernel", "sdpa"):
-        torch.manual_seed(0)
-        config = PEConfig(
-            vocab_size=40, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
-            num_attention_heads=2, max_position_embeddings=32, pe=spec, attention_backend=backend,
-        )  # fmt: skip
-        model = PEForCausalLM(config)
-        loss = model(input_ids=ids, labels=ids).loss
-        loss.backward()
-        found.append({n: p.grad for n, p in model.named_parameters()} | {"loss": loss.detach()})
-    for name, fast in found[0].items():
-        slow = found[1][name]
+    for name, fast, slow in on_both(spec):
         if fast is None or slow is None:
             assert slow is None or float(slow.norm()) < 1e-6, name
             continue
@@ -288,15 +269,8 @@ def test_the_check_before_first_use_catches_a_wrong_kernel(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(cases, "LENGTH", 70)
-    forward = ops.forward
-
-    def wrong(*arguments: Any) -> tuple[Tensor, ...]:
-        out, *rest = forward(*arguments)
-        return out * 1.01, *rest
-
-    monkeypatch.setattr(ops, "forward", wrong)
-    with pytest.raises(RuntimeError, match=r"wrong on this machine: the output .*backend='sdpa'"):
-        ops.self_check.__wrapped__(0, 0, 16, 16, torch.float32, CPU)
+    message = r"wrong on this machine: the output .*backend='sdpa'"
+    catches(monkeypatch, ops, "forward", 0, (0, 0, 16, 16, torch.float32, CPU), message)
 
 
 def test_a_kernel_that_does_not_run_says_what_to_use(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from kernel_cases import catches, on_both, poison
 from torch import Tensor
 from torch.nn.functional import normalize
 
@@ -14,8 +15,6 @@ import pe
 from pe.attention import choose
 from pe.attention.available import INTERPRETED
 from pe.attention.choose import path_for
-from pe.model import PEForCausalLM
-from pe.model.config import PEConfig
 
 path = pytest.importorskip("pe.attention.kernels.path", reason="needs triton")
 pytestmark = pytest.mark.skipif(not INTERPRETED, reason="kernels are compiled here")
@@ -104,13 +103,7 @@ def test_heads_are_done_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_every_number_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    new_empty, empty_like = Tensor.new_empty, torch.empty_like
-
-    def poisoned(make: Any) -> Any:
-        return lambda *sizes, **options: make(*sizes, **options).fill_(math.nan)
-
-    monkeypatch.setattr(Tensor, "new_empty", poisoned(new_empty))
-    monkeypatch.setattr(torch, "empty_like", poisoned(empty_like))
+    poison(monkeypatch)
     *inputs, gradient = case(131)
     agree(slopes(inputs, gradient, fast=True), slopes(inputs, gradient, fast=False))
 
@@ -138,21 +131,10 @@ def test_what_else_changes_logits_or_hides_keys_is_left_to_torch(
 
 
 def test_a_model_on_kernels_has_the_loss_and_gradients_of_one_on_matrices() -> None:
-    found = []
-    ids = torch.randint(0, 40, (2, 70), generator=torch.Generator().manual_seed(1))
-    for backend in ("kernel", "sdpa"):
-        torch.manual_seed(0)
-        config = PEConfig(
-            vocab_size=40, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
-            num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=80, pe="path",
-            attention_backend=backend,
-        )  # fmt: skip
-        model = PEForCausalLM(config)
-        loss = model(input_ids=ids, labels=ids).loss
-        loss.backward()
-        found.append({n: p.grad for n, p in model.named_parameters()} | {"loss": loss.detach()})
-    for name, fast in found[0].items():
-        slow = found[1][name]
+    models = on_both("path", tokens=70, num_key_value_heads=1, max_position_embeddings=80)
+    for name, fast, slow in models:
+        assert fast is not None, name
+        assert slow is not None, name
         assert float((fast - slow).norm()) <= 2e-4 * float(slow.norm()) + 1e-7, name
         assert float(slow.norm()) > 0, name
 
@@ -168,13 +150,5 @@ def test_the_check_before_first_use_passes_and_catches_a_wrong_kernel(
 ) -> None:
     arguments = (16, 16, torch.float32, torch.device("cpu"))
     monkeypatch.setattr(path, "LENGTH", 70)
-    path.self_check.__wrapped__(*arguments)
-    gradients = path.gradients
-
-    def wrong(*arguments: Any) -> tuple[Tensor, ...]:
-        *others, state = gradients(*arguments)
-        return *others, state * 1.01
-
-    monkeypatch.setattr(path, "gradients", wrong)
-    with pytest.raises(RuntimeError, match=r"machine: the gradient of w and beta is off by 0.01"):
-        path.self_check.__wrapped__(*arguments)
+    message = r"machine: the gradient of w and beta is off by 0.01"
+    catches(monkeypatch, path, "gradients", -1, arguments, message)

@@ -7,7 +7,6 @@ import subprocess
 import sys
 
 import pytest
-from scipy.stats import binomtest, fisher_exact
 
 from pe.results.intervals import (
     fisher,
@@ -81,21 +80,6 @@ def test_shares_are_compared_by_exact_tests() -> None:
     assert mcnemar(0, 0) == 1
     gap = newcombe(wilson(56, 70), wilson(48, 80))  # Newcombe 1998, table II, case (a)
     assert (gap.low, gap.high) == pytest.approx((0.0524, 0.3339), abs=1e-4)
-
-
-@pytest.mark.parametrize("n", [1, 2, 7, 50, 400])
-def test_intervals_and_exact_tests_are_those_of_scipy(n: int) -> None:
-    """The package computes them itself, without the import of `scipy.stats`."""
-    for right in {0, 1, n // 3, n // 2, n}:
-        theirs = binomtest(right, n).proportion_ci(method="wilson")
-        found = wilson(right, n)
-        assert (found.low, found.high) == pytest.approx((theirs.low, theirs.high), abs=1e-12)
-        for other in (0, 1, 9, 45):
-            if right + other:
-                want = binomtest(right, right + other).pvalue
-                assert mcnemar(right, other) == pytest.approx(want, rel=1e-9)
-            want = fisher_exact([[right, n - right], [other, 50 - other]]).pvalue
-            assert fisher((right, n), (other, 50)) == pytest.approx(want, rel=1e-6)
 
 
 def test_a_new_value_is_less_certain_than_a_mean() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import triton
+from kernel_cases import catches, on_both, poison
 from torch import Tensor
 
 import pe
@@ -22,7 +23,7 @@ from pe.attention.spans import spans
 from pe.encodings.core.forms import matrix
 from pe.encodings.core.key_range import KeyRange
 from pe.encodings.stickbreaking import StickBreaking
-from pe.model import PEConfig, PEForCausalLM
+from pe.model import PEForCausalLM
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 
@@ -154,13 +155,7 @@ def test_a_few_heads_at_a_time_give_the_same_bits(
 
 @pytest.mark.parametrize("spec", ["stickbreaking", "stickbreaking+window:40+sinks:2"])
 def test_every_number_is_written(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    new_empty = Tensor.new_empty
-
-    def poisoned(self: Tensor, *size: Any, **options: Any) -> Tensor:
-        made = new_empty(self, *size, **options)
-        return made.fill_(math.nan if made.is_floating_point() else 123456789)
-
-    monkeypatch.setattr(Tensor, "new_empty", poisoned)
+    poison(monkeypatch)
     inputs = drawn(140, logit=-6.0)
     agree(results(inputs, "kernel", spec), results(inputs, "dense", spec))
 
@@ -208,23 +203,18 @@ def test_where_the_kernels_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_model_on_kernels_has_the_loss_and_gradients_of_one_on_matrices(
     spec: str, inputs: dict[str, Tensor]
 ) -> None:
-    found = []
-    ids = torch.randint(0, 40, (2, 33), generator=torch.Generator().manual_seed(1))
     real = inputs.get("attention_mask", torch.ones(2, 33))
-    for backend in ("kernel", "sdpa"):
-        torch.manual_seed(0)
-        config = PEConfig(
-            vocab_size=40, hidden_size=64, intermediate_size=48, num_hidden_layers=2,
-            num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=64, pe=spec,
-            attention_backend=backend,
-        )  # fmt: skip
-        model = PEForCausalLM(config)
+
+    def loss_of(model: PEForCausalLM, ids: Tensor) -> Tensor:
         logits = model(input_ids=ids, use_cache=False, **inputs).logits
-        loss = (logits.logsumexp(-1) * real).mean()
-        loss.backward()
-        found.append({n: p.grad for n, p in model.named_parameters()} | {"loss": loss.detach()})
-    for name, fast in found[0].items():
-        slow = found[1][name]
+        loss: Tensor = (logits.logsumexp(-1) * real).mean()
+        return loss
+
+    models = on_both(
+        spec, 33, loss_of, hidden_size=64, num_attention_heads=4, num_key_value_heads=2,
+        max_position_embeddings=64,
+    )  # fmt: skip
+    for name, fast, slow in models:
         assert fast is not None, name
         assert slow is not None, name
         assert float((fast - slow).norm()) <= 1e-4 * float(slow.norm()) + 1e-6, name
@@ -237,15 +227,8 @@ def test_the_check_before_first_use_passes_and_catches_a_wrong_kernel(
     case = (16, 16, torch.float32, CPU)
     for kinds in ((0, *case), (1, *case), (1, *case, True), (1, *case, True, True)):
         sticks.self_check.__wrapped__(*kinds)
-    launch = sticks.launch_backward
-
-    def wrong(*arguments: Any) -> tuple[Tensor, ...]:
-        dq, dk, dv = launch(*arguments)
-        return dq, dk, dv * 1.01
-
-    monkeypatch.setattr(sticks, "launch_backward", wrong)
-    with pytest.raises(RuntimeError, match="wrong on this machine: the gradient of v is off"):
-        sticks.self_check.__wrapped__(1, *case)
+    message = "wrong on this machine: the gradient of v is off"
+    catches(monkeypatch, sticks, "launch_backward", 2, (1, *case), message)
 
 
 def test_the_definition_of_the_check_is_the_encoding() -> None:

@@ -1,8 +1,7 @@
 """95% intervals of shares and means, and tests of differences.
 
 Windows of one corpus and prompts of one model are treated as independent. An interval over windows
-or prompts says nothing about another seed. Imports no torch, and not `scipy.stats`, whose import
-takes a second.
+or prompts says nothing about another seed. Imports no torch.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from dataclasses import dataclass
 import numpy as np
 
 LEVEL = 0.95
-_QUANTILE_OF_NORMAL = statistics.NormalDist().inv_cdf((1 + LEVEL) / 2)
 
 
 @dataclass(frozen=True)
@@ -36,12 +34,15 @@ def wilson(right: int, n: int) -> Interval:
     """
     if n < 1 or not 0 <= right <= n:
         raise ValueError(f"{right} right answers of {n}; expected 0 to n of at least one")
-    share, z = right / n, _QUANTILE_OF_NORMAL
-    width = 2 * (n + z**2)
-    centre = (2 * right + z**2) / width
-    half = z * math.sqrt(4 * n * share * (1 - share) + z**2) / width
-    low, high = 0.0 if right == 0 else centre - half, 1.0 if right == n else centre + half
-    return Interval(share, low, high, n)
+    return Interval(right / n, *_wilson_bounds(right, n), n)
+
+
+@functools.cache
+def _wilson_bounds(right: int, n: int) -> tuple[float, float]:
+    from scipy.stats import binomtest
+
+    bounds = binomtest(right, n).proportion_ci(confidence_level=LEVEL, method="wilson")
+    return float(bounds.low), float(bounds.high)
 
 
 def scaled(interval: Interval, factor: float) -> Interval:
@@ -90,9 +91,9 @@ def _deviation(values: Sequence[float]) -> float:
 
 @functools.cache
 def _quantile_of_t(freedom: int) -> float:
-    from scipy.special import stdtrit
+    from scipy.stats import t
 
-    return float(stdtrit(freedom, (1 + LEVEL) / 2))
+    return float(t.ppf((1 + LEVEL) / 2, freedom))
 
 
 def paired(first: Sequence[float], second: Sequence[float]) -> list[float]:
@@ -134,28 +135,19 @@ def discordant(first: Sequence[int], second: Sequence[int], samples: int) -> tup
 
 def mcnemar(only_first: int, only_second: int) -> float:
     """Return the exact two-sided p of McNemar's test; 1 if no prompt was answered by one alone."""
-    if only_first == only_second:
+    if only_first + only_second == 0:
         return 1.0
-    from scipy.special import bdtr
+    from scipy.stats import binomtest
 
-    return 2 * float(bdtr(min(only_first, only_second), only_first + only_second, 0.5))
+    return float(binomtest(only_first, only_first + only_second).pvalue)
 
 
 def fisher(first: tuple[int, int], second: tuple[int, int]) -> float:
     """Return the two-sided p of Fisher's exact test. Each argument is (right, asked)."""
-    from scipy.special import gammaln
+    from scipy.stats import fisher_exact
 
-    (right, asked), (_, other) = first, second
-    both = right + second[0]
-    # All tables with the same sums: how many of all right answers are the first one's.
-    counts = np.arange(max(0, both - other), min(both, asked) + 1)
-    ways = [
-        gammaln(n + 1) - gammaln(k + 1) - gammaln(n - k + 1)
-        for n, k in ((asked, counts), (other, both - counts), (asked + other, both))
-    ]
-    p = np.exp(ways[0] + ways[1] - ways[2])
-    as_rare = p <= p[counts == right] * (1 + 1e-7)  # equal ones may differ by rounding
-    return min(1.0, float(p[as_rare].sum()))
+    table = [[right, asked - right] for right, asked in (first, second)]
+    return float(fisher_exact(table).pvalue)
 
 
 def holm(values: Sequence[float]) -> list[float]:
