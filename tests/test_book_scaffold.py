@@ -25,6 +25,7 @@ from pe.results import intervals  # noqa: E402
 from pe.results import rows as results  # noqa: E402
 from pe.results.measure import beside_cutting, cut, measure  # noqa: E402
 from pe.results.quantities import windows  # noqa: E402
+from pe.speed.record import Speed, find  # noqa: E402
 
 PAGES = (
     "scaffold", "seeds", "paper", "extended", "finetuned", "every", "dropped", "rerun", "tasks",
@@ -219,6 +220,23 @@ def test_the_rates_of_every_are_the_best_that_were_tried_on_its_text() -> None:
         assert min(losses) < used < max(losses)
 
 
+def test_dape_predicts_best_of_all_rows_and_that_is_not_the_seeds_spread() -> None:
+    every = committed().rows("every")
+    for m in (1, 2, 4, 8, 16):
+        values = {label: measure(row.of([0]), f"ppl@{m}x").value for label, row in every.items()}
+        assert min(values, key=lambda label: values[label] or 1e9) == "dape"
+    losses = {
+        label: [run.record["training"]["validation_loss"] for run in row.runs]
+        for label, row in every.items()
+    }
+    assert min(min(values) for values in losses.values()) == losses["dape"][0]
+    assert losses["rope"][0] - losses["dape"][0] > abs(losses["rope"][1] - losses["rope"][0])
+    (speed,) = (Speed(r.read()) for r in find(ROOT / "runs") if r.name == "h200-2")
+    slower = speed.result("nope", "train", 1024)["tokens_per_second"]
+    slower /= speed.result("dape", "train", 1024)["tokens_per_second"]
+    assert 3.5 < slower < 4.5  # "about four times as long", in README and the ledger of claims
+
+
 def untrained_yarn(study: str, method: str, parent: str, seed: int) -> bool:
     """Whether YaRN at 4x is shown to predict better than the unchanged model with its text cut."""
     longer, cut = (committed().rows(study)[label].of([seed]).runs[0] for label in (method, parent))
@@ -242,8 +260,12 @@ def test_what_pages_say_beside_the_cut_text_holds_for_every_recorded_seed() -> N
     for label in ("kerple_log", "t5"):
         assert beside("every", label, "multikey", 2, 4, 8, 16) == {"better"}
     assert beside("every", "t5", "ppl", 8, 16) == {"worse"}
-    assert beside("every", "stickbreaking", "ppl", 2, 4, 8, 16) == {"better"}
-    assert beside("every", "stickbreaking", "multikey", 2, 4, 8, 16) == {"better"}
+    for label in ("stickbreaking", "dape"):
+        for quantity in ("ppl", "multikey"):
+            assert beside("every", label, quantity, 2, 4, 8, 16) == {"better"}
+    assert beside("every", "path", "ppl", 2, 4, 8) == {"better"}
+    assert beside("every", "path", "ppl", 16) == {"undecided"}
+    assert beside("every", "path", "multikey", 2, 4, 8, 16) == {"better"}
     assert beside("every", "relative_content", "ppl", 2, 4, 8, 16) == {"worse"}
     assert beside("every", "relative_content", "multikey", 2) == {"worse"}
     assert "better" not in beside("every", "relative_content", "multikey", 4, 8, 16)
