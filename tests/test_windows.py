@@ -237,8 +237,10 @@ def test_an_option_is_given_once() -> None:
 
 
 def test_a_schedule_fits_its_layers() -> None:
-    with pytest.raises(ValueError, match="lists 4 layers, which does not fit 6"):
+    with pytest.raises(ValueError, match="lists 4 layers, which does not fit 6") as error:
         PEConfig(pe="3*rope, nope", num_hidden_layers=6)
+    example = str(error.value).rpartition("as in ")[2].strip("'")
+    assert len(layer_specs(example, 6)) == 6
 
 
 def test_layers_alike_share_what_is_not_per_layer() -> None:

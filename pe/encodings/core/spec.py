@@ -74,10 +74,10 @@ def layer_specs(spec: str, num_layers: int) -> list[LayerSpec]:
     listed = parse(spec)
     if num_layers % len(listed):
         fits = max(1, num_layers // len(listed)) * len(listed)
+        example = f", as in '{num_layers - 1}*rope, nope'" if num_layers > 1 else ""
         raise ValueError(
             f"{spec!r} lists {len(listed)} layers, which does not fit {num_layers}: expected a "
-            f"multiple, such as {fits} layers, or a schedule of {num_layers}, as in "
-            "'2*(5*rope, nope), 2*rope'"
+            f"multiple, such as {fits} layers, or a schedule of {num_layers}{example}"
         )
     return list(listed) * (num_layers // len(listed))
 
