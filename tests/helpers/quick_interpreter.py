@@ -109,6 +109,15 @@ def _install_lookups(patch: pytest.MonkeyPatch) -> None:
         done.clear()
         return run(self, *arguments, **options)
 
+    def member(obj: Any, name: str, function: Any, builder: Any, scope: Any) -> None:
+        plain = getattr(function, "__wrapped__", function)  # without a look at its own arguments
+
+        def call(*arguments: Any, **options: Any) -> Any:
+            options["_semantic"] = interpreter.interpreter_semantic
+            return plain(*arguments, **options)
+
+        scope.set_attr(obj, name, call)
+
     look_up = interpreter._get_np_dtype
     of_scalar = functools.cache(look_up)
 
@@ -120,6 +129,7 @@ def _install_lookups(patch: pytest.MonkeyPatch) -> None:
     assert not builder.options.debug
     unchecked = dataclasses.replace(builder.options, sanitize_overflow=False)
     patch.setattr(builder, "options", unchecked)
+    patch.setattr(interpreter, "_patch_attr", member)
     patch.setattr(interpreter, "_patch_lang", once)
     patch.setattr(interpreter.GridExecutor, "__call__", of_kernel)
     patch.setattr(interpreter, "_get_np_dtype", type_in_numpy)
