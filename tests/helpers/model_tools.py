@@ -83,12 +83,6 @@ def in_a_cache(enc: Encoding) -> tuple[Any, ...]:
     return (enc.raw_keys, enc.length_dependent, enc.state_size, enc.embeds, enc.biased, width)
 
 
-def in_a_file(enc: Encoding) -> tuple[Any, ...]:
-    """Return the traits of an encoding on which saving and loading a model depend."""
-    learns, constant = (any(True for _ in tensors) for tensors in (enc.parameters(), enc.buffers()))
-    return (learns, constant, enc.per_layer, enc.embeds, enc.length_dependent)
-
-
 def in_a_run(enc: Encoding) -> tuple[Any, ...]:
     """Return the traits of an encoding on which training, checkpoints and evaluation depend."""
     learns = any(p.requires_grad for p in enc.parameters())
