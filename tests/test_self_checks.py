@@ -16,7 +16,7 @@ from pe.encodings.core.forms import TABLE
 CPU = torch.device("cpu")
 SHORT = {
     "flash.self_check.LENGTH": 70, "cope.self_check.LENGTH": 70, "stickbreaking.op.CHECKED": 70,
-    "dape.LENGTH": 40, "path.LENGTH": 70,
+    "dape.LENGTH": 24, "path.LENGTH": 70,
 }  # fmt: skip
 """Tokens of the checks, which are longer on a GPU."""
 CHECKS: dict[str, tuple[Any, ...]] = {

@@ -112,6 +112,11 @@ class Subject:
         return model
 
     @functools.cached_property
+    def deep_model(self) -> PEForCausalLM:
+        """A model of all layers, which several laws share; it has to stay as it is."""
+        return self.model()
+
+    @functools.cached_property
     def cached_model(self) -> PEForCausalLM:
         """A model whose logits with a cache must equal those without, which several laws share.
 
@@ -119,7 +124,7 @@ class Subject:
         later layers were computed from a shorter sequence, so the logits do not have to agree.
         """
         one = self.enc.length_dependent and not self.scheduled
-        return self.model(num_hidden_layers=1 if one else self.depth)
+        return self.model(num_hidden_layers=1) if one else self.deep_model
 
     def reach(self, positions: Sequence[int]) -> Tensor:
         """Return the positions that the encoding accepts."""

@@ -110,15 +110,21 @@ def padding(subject: Subject, measure: Measure) -> None:
 
 @torch.no_grad()
 def compare_with_alone(subject: Subject, measure: Measure, mask: Tensor, prompt: int) -> None:
-    """Compare sequences with hidden tokens, whole and decoded, with their visible tokens alone."""
+    """Compare sequences with hidden tokens, whole and decoded, with their visible tokens alone.
+
+    Where logits depend on the length of the sequence, each length from ``prompt`` on is compared.
+    """
     model, ids, length = subject.cached_model, tokens(*mask.shape), mask.shape[1]
     steps = stepwise(model, ids, [prompt] + [1] * (length - prompt), mask.long())
-    for end in range(prompt, length + 1):
+    grows = subject.enc.length_dependent
+    for end in range(prompt, length + 1) if grows else sorted({prompt, length}):
         whole = model(ids[:, :end], attention_mask=mask[:, :end].long(), use_cache=False).logits
         for row, shown in enumerate(mask[:, :end]):
             alone = model(ids[row, :end][shown][None], use_cache=False).logits[0]
             measure.close(f"row {row}", whole[row, shown], alone, 2e-4, 1e-4)
-            if shown[-1]:
+            if not grows:
+                measure.close(f"row {row}, decoded", steps[row, :end][shown], alone, 2e-4, 1e-4)
+            elif shown[-1]:
                 decoded = f"row {row}, decoded up to token {end}"
                 measure.close(decoded, steps[row, end - 1], alone[-1], 2e-4, 1e-4)
 

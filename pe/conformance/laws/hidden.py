@@ -54,7 +54,7 @@ def documents(subject: Subject, measure: Measure) -> None:
     sizes = sizes if len(sizes) > 1 else [3, subject.lengths(1, 2)[-1]]
     names = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
     positions = torch.cat([torch.arange(size) for size in sizes])
-    model, ids = subject.model(), tokens(2, len(names))
+    model, ids = subject.deep_model, tokens(2, len(names))
     case, mask = inputs(len(names)), (names[:, None] == names).tril()
     with torch.no_grad():
         whole = model(ids, document_ids=names.expand(2, -1), position_ids=positions).logits

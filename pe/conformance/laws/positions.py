@@ -64,7 +64,7 @@ def limit(subject: Subject, measure: Measure) -> None:
     end = subject.enc.max_positions
     if end is None:
         raise NotApplicable("any position")
-    model = subject.model()
+    model = subject.deep_model
     with torch.no_grad():
         logits = model(tokens(1, 1), position_ids=torch.tensor([end - 1]), use_cache=False).logits
         if not logits.isfinite().all():
