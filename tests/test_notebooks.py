@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import dataclasses
 import importlib.util
-import json
 import os
 import random
 import re

@@ -7,7 +7,6 @@ import os
 import shlex
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
