@@ -277,21 +277,22 @@ class ProcessOfARun:
         self.process.kill()
 
 
-def _run_of_a_study(
-    task: str, environment: dict[str, str], log: str, worker: int
-) -> None:  # as `python -m pe.study.worker`
+def _run_of_a_study(task: str, environment: dict[str, str], log: str, worker: int) -> None:
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
+    os.environ.clear()
     os.environ.update(environment)
     torch.set_num_threads(1)
     from pe.study import worker as program
 
-    os.getppid = lambda: worker if psutil.pid_exists(worker) else 1
+    os.getppid = lambda: worker if psutil.pid_exists(worker) else 1  # the server is the parent
     program.main(json.loads(task))
 
 
-def _worker_of_a_study(scheduler_file: str) -> None:
+def _worker_of_a_study(scheduler_file: str, environment: dict[str, str]) -> None:
+    os.environ.clear()
+    os.environ.update(environment)
     from distributed.cli.dask_worker import main
 
     from pe.study import worker as program
@@ -312,6 +313,7 @@ def _worker_of_a_study(scheduler_file: str) -> None:
 
 def start_worker_of_a_study(scheduler_file: str) -> Any:
     """Start a Dask worker; it and the processes of its runs come from the server."""
-    process = _context().Process(target=_worker_of_a_study, args=(scheduler_file,))
+    arguments = scheduler_file, dict(os.environ)  # the server may have that of another test
+    process = _context().Process(target=_worker_of_a_study, args=arguments)
     process.start()
     return process
