@@ -14,7 +14,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import psutil
 import torch
 
 from pe.recipes.recipe import Recipe
@@ -277,7 +276,7 @@ class ProcessOfARun:
         self.process.kill()
 
 
-def _run_of_a_study(task: str, environment: dict[str, str], log: str, worker: int) -> None:
+def _run_of_a_study(task: str, environment: dict[str, str], log: str) -> None:
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
@@ -286,7 +285,6 @@ def _run_of_a_study(task: str, environment: dict[str, str], log: str, worker: in
     torch.set_num_threads(1)
     from pe.study import worker as program
 
-    os.getppid = lambda: worker if psutil.pid_exists(worker) else 1  # the server is the parent
     program.main(json.loads(task))
 
 
@@ -298,8 +296,8 @@ def _worker_of_a_study(scheduler_file: str, environment: dict[str, str]) -> None
     from pe.study import worker as program
 
     def run(command: list[str], *, stdout: Any, env: dict[str, str], **_: Any) -> SimpleNamespace:
-        process = _context().Process(
-            target=_run_of_a_study, args=(command[-1], env, stdout.name, os.getpid())
+        process = multiprocessing.get_context("fork").Process(  # it watches this parent
+            target=_run_of_a_study, args=(command[-1], env, stdout.name)
         )
         process.start()
         process.join()
@@ -312,7 +310,7 @@ def _worker_of_a_study(scheduler_file: str, environment: dict[str, str]) -> None
 
 
 def start_worker_of_a_study(scheduler_file: str) -> Any:
-    """Start a Dask worker; it and the processes of its runs come from the server."""
+    """Start a Dask worker that comes from the server, and whose runs are forked from it."""
     arguments = scheduler_file, dict(os.environ)  # the server may have that of another test
     process = _context().Process(target=_worker_of_a_study, args=arguments)
     process.start()
