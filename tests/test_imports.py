@@ -52,10 +52,14 @@ def test_encodings_bring_torch_and_nothing_else() -> None:
         "import sys, torch, torch.library; before = set(sys.modules); "
         "import pe.encodings, pe.attention; pe.encoding('rope', head_dim=8, num_heads=1); "
         "found = {m.split('.')[0] for m in set(sys.modules) - before}; "
-        "print(*found - sys.stdlib_module_names)"
+        "print(*found - sys.stdlib_module_names)\n"
+        "import pe.training.memory; pe.training.memory.estimate(pe.recipe('demo'))\n"
+        "print(*{'torch._dynamo', 'transformers'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert set(done.stdout.split()) <= {"pe", "torch"}
+    encodings, estimate = done.stdout.splitlines()
+    assert set(encodings.split()) <= {"pe", "torch"}
+    assert not estimate, "an estimate of memory, as in a study's list of runs"
 
 
 def test_every_public_name_is_there() -> None:

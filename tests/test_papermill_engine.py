@@ -217,13 +217,25 @@ def test_what_is_not_given_is_as_the_recipe_says(runs: Path) -> None:
     assert json.loads(json.dumps([p.default for p in parameters().values()]))
 
 
+ANOTHER = """
+from pe.runs import Folder
+from pe.runs.parameters import launcher
+
+
+@launcher()
+def configure_another() -> Folder:  # pe's own would import torch
+    return Folder("runs/local/another")
+
+
+configure_another()
+"""
+
+
 def test_cells_that_lead_to_another_run_than_the_command_named_are_refused(
     tmp_path: Path, runs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The cell asks for a study in miniature, whose text every checkout has."""
-    cell = "from pe.notebooks.parameters import configure_study\nconfigure_study('scaffold', True)"
-    notebook = write_stub(tmp_path / "nb.ipynb", cell)
-    expected = "the command named .*pope-s0-.* lead to .*scaffold"
+    notebook = write_stub(tmp_path / "nb.ipynb", ANOTHER)
+    expected = "the command named .*pope-s0-.* lead to .*another"
     with pytest.raises(PapermillExecutionError, match=expected) as e:
         papermill.execute_notebook(notebook, None, {"pe": "pope"}, progress_bar=False)
     (line,) = e.value.traceback  # what the cell shows

@@ -7,8 +7,7 @@ import os
 import shlex
 import signal
 import subprocess
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 import pytest
 import yaml
 from study_tools import CHAIN, by_label, run_in_this_process, trained_steps, write
+from tiny_training import start_worker_of_a_study
 
 from pe import cli
 from pe._errors import StudyFailed
@@ -396,47 +396,44 @@ def test_a_process_that_leaves_its_run_incomplete_does_not_end_well(
 
 
 @pytest.fixture
-def scheduler(tmp_path: Path) -> Iterator[tuple[str, list[subprocess.Popen[bytes]]]]:
-    """The file of a Dask scheduler in this process, and a list for workers in their own ones."""
+def scheduler(tmp_path: Path) -> Iterator[tuple[str, Callable[[], int]]]:
+    """The file of a Dask scheduler in this process, and a function that starts a worker."""
     from distributed import LocalCluster
 
-    file, started = tmp_path / "scheduler.json", list[subprocess.Popen[bytes]]()
+    file, started = tmp_path / "scheduler.json", list[Any]()
+
+    def add_worker() -> int:
+        started.append(start_worker_of_a_study(str(file)))
+        return int(started[-1].pid)
+
     with LocalCluster(n_workers=0, host="127.0.0.1", dashboard_address=None) as cluster:
         file.write_text(json.dumps({"address": cluster.scheduler_address}))
         try:
-            yield str(file), started
+            yield str(file), add_worker
         finally:
             for process in started:
                 process.kill()
-                process.wait()
-
-
-def add_worker(file: str, started: list[subprocess.Popen[bytes]]) -> subprocess.Popen[bytes]:
-    tool = [sys.executable, "-m", "distributed.cli.dask_worker", "--nthreads", "1", "--no-nanny",
-            "--no-dashboard", "--memory-limit", "0", "--scheduler-file", file]  # fmt: skip
-    worker = subprocess.Popen(tool, stderr=subprocess.DEVNULL)
-    started.append(worker)
-    return worker
+                process.join()
 
 
 def test_a_killed_worker_loses_nothing_and_nothing_runs_twice(
-    tmp_path: Path, own_runs: Path, scheduler: tuple[str, list[subprocess.Popen[bytes]]],
+    tmp_path: Path, own_runs: Path, scheduler: tuple[str, Callable[[], int]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.setattr(queue, "POLL", 0.1)  # else many more steps are needed to be in the middle
-    file, started = scheduler
+    file, add_worker = scheduler
     only = {"rope": {"pe": "rope"}}  # that runs wait for their parents needs no processes
     plan = load_plan(write(tmp_path, only, steps=240, checkpoint_every=20, validate_every=0))
-    first = add_worker(file, started)
+    first = add_worker()
     parent = plan[0].run()
     killed: list[int] = []
 
     def kill_in_the_middle(states: dict[str, str]) -> None:
         path = parent.directory / "metrics.jsonl"
         if not killed and path.exists() and len(path.read_text().splitlines()) > 30:
-            os.kill(first.pid, signal.SIGKILL)
-            killed.append(first.pid)
-            add_worker(file, started)
+            os.kill(first, signal.SIGKILL)
+            killed.append(first)
+            add_worker()
 
     run_study(plan, address=file, notebooks=False, on_progress=kill_in_the_middle)
     assert killed

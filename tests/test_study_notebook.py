@@ -28,9 +28,12 @@ def _elsewhere(tmp_path: Path, own_runs: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.chdir(tmp_path)
 
 
+def outputs_of(nb: Any) -> list[Any]:
+    return [o for cell in nb.cells for o in cell.get("outputs", [])]
+
+
 def pages(nb: Any) -> str:
-    found = [o for cell in nb.cells for o in cell.get("outputs", [])]
-    return "\n".join(o.get("data", {}).get("text/markdown", "") for o in found)
+    return "\n".join(o.get("data", {}).get("text/markdown", "") for o in outputs_of(nb))
 
 
 def test_the_notebook_carries_a_study_out_and_ends_with_what_failed(
@@ -49,10 +52,10 @@ def test_the_notebook_carries_a_study_out_and_ends_with_what_failed(
         papermill.execute_notebook(STUDY, None, given, progress_bar=False)
     folder = own_runs / "small"
     nb = nbformat.read(folder / "study.ipynb", as_version=4)
-    errors = [o for cell in nb.cells for o in cell.get("outputs", []) if o.output_type == "error"]
+    errors = [o for o in outputs_of(nb) if o.output_type == "error"]
     assert [error.ename for error in errors] == ["StudyFailed"]
     assert errors[0] in nb.cells[-1].outputs
-    outputs = [o for cell in nb.cells for o in cell.get("outputs", [])]
+    outputs = outputs_of(nb)
     assert not [o for o in outputs if o.output_type == "stream"], "no chatter on a page"
     (view,) = [o.data["text/plain"] for o in outputs if o.get("metadata", {}).get("pe_progress")]
     assert "1 of 3 runs done" in view
@@ -63,8 +66,15 @@ def test_the_notebook_carries_a_study_out_and_ends_with_what_failed(
     assert "| RoPE " in text
     assert "2 of 3 runs are not done" in text
     assert plan["rope"].done()
-    assert (plan["rope"].run().directory / "train.ipynb").exists()
-    command = plan["rope"].run().read()["command"]
+    trained = plan["rope"].run()
+    for name in ("loss.svg", "perplexity.svg", "metrics.jsonl"):
+        assert (trained.directory / name).stat().st_size > 0
+    executed = nbformat.read(trained.directory / "train.ipynb", as_version=4)
+    assert not [o for o in outputs_of(executed) if o.output_type in ("stream", "error")]
+    assert "RoPE" in pages(executed)
+    lines = [x for x in pages(executed).splitlines() if str(tmp_path / "corpus") not in x]
+    assert not [line for line in lines if str(tmp_path) in line], "nothing about the machine"
+    command = trained.read()["command"]
     assert command.startswith("papermill notebooks/train.ipynb -y")
     assert sorted(p.name for p in folder.iterdir() if p.is_file()) == [
         ".notebook.lock", in_the_way.name, "study.ipynb",

@@ -30,7 +30,6 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from pe import devices
 from pe.attention import attend, path_for
-from pe.attention.rows import BLOCK
 from pe.encodings import Encoding, encoding
 from pe.encodings.core import query_rows
 from pe.encodings.core.forms import ROWS
@@ -102,12 +101,16 @@ def matrix_bytes(recipe: Recipe, windows: int) -> list[tuple[float, float]]:
             recipe.pe, specs.index(spec), arguments, length, *documents, in_blocks
         )
         path = _path(enc, recipe, windows, None)
-        whole, block = 4 * matrices * entries, 4 * matrices * min(entries, BLOCK)
-        rows = 4.0 * entries / length * _row_length(enc, recipe) if path == "kernel" else 0.0
-        of_path = {
-            "matrix": (whole, 2 * whole), "rows": (0.0, 2 * block), "kernel": (rows, 2 * rows),
-        }  # fmt: skip
-        sizes.append(of_path.get(path, (0.0, 0.0)))
+        kept, block = 0.0, 0.0
+        if path == "matrix":
+            kept = 4 * matrices * entries
+        elif path == "rows":
+            from pe.attention.rows import BLOCK  # imports torch's compiler, slowly
+
+            block = 4 * matrices * min(entries, BLOCK)
+        elif path == "kernel":
+            kept = 4.0 * entries / length * _row_length(enc, recipe)
+        sizes.append((kept, 2 * (kept + block)))
     return sizes
 
 

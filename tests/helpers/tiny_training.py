@@ -11,6 +11,7 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -273,3 +274,44 @@ class ProcessOfARun:
     def kill(self) -> None:
         """Kill this process."""
         self.process.kill()
+
+
+def _run_of_a_study(task: str, environment: dict[str, str], log: str) -> None:
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.environ.clear()
+    os.environ.update(environment)
+    torch.set_num_threads(1)
+    from pe.study import worker as program
+
+    program.main(json.loads(task))
+
+
+def _worker_of_a_study(scheduler_file: str, environment: dict[str, str]) -> None:
+    os.environ.clear()
+    os.environ.update(environment)
+    from distributed.cli.dask_worker import main
+
+    from pe.study import worker as program
+
+    def run(command: list[str], *, stdout: Any, env: dict[str, str], **_: Any) -> SimpleNamespace:
+        process = multiprocessing.get_context("fork").Process(  # it watches this parent
+            target=_run_of_a_study, args=(command[-1], env, stdout.name)
+        )
+        process.start()
+        process.join()
+        return SimpleNamespace(returncode=process.exitcode)
+
+    program.subprocess = SimpleNamespace(run=run, DEVNULL=None)  # type: ignore[assignment]
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    main(["--nthreads", "1", "--no-nanny", "--no-dashboard", "--memory-limit", "0",
+          "--scheduler-file", scheduler_file], standalone_mode=False)  # fmt: skip
+
+
+def start_worker_of_a_study(scheduler_file: str) -> Any:
+    """Start a Dask worker that comes from the server, and whose runs are forked from it."""
+    arguments = scheduler_file, dict(os.environ)  # the server may have that of another test
+    process = _context().Process(target=_worker_of_a_study, args=arguments)
+    process.start()
+    return process
