@@ -5,6 +5,7 @@ On a GPU the cases of the other kernels run with CoPE among them: tests/test_gpu
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -19,9 +20,12 @@ from pe.attention.choose import path_for
 from pe.attention.kernels.cope import launch as cope_launch
 from pe.attention.kernels.cope import op as cope_ops
 from pe.attention.kernels.cope import self_check as cope_check
+from pe.attention.kernels.flash.launch import Shown
+from pe.attention.spans import spans
 from pe.encodings.cope import CoPE
 from pe.encodings.core.composite import Composite
 from pe.encodings.core.forms import COUNTS, NONE
+from pe.encodings.core.key_range import KeyRange
 from pe.model import PEForCausalLM
 
 
@@ -54,6 +58,58 @@ def test_kernels_agree_for_other_heads_widths_and_options(
         "spread": spread,
     }
     agree(computed(enc, "kernel", **case), computed(enc, "dense", **case))
+
+
+@pytest.mark.parametrize(
+    ("hidden", "length", "npos", "heads"),
+    [("window:1", 33, 9, 1), ("window:40", 150, 80, 2), ("window:100", 230, 12, 1),
+     ("chunk:90", 190, 200, 1), ("window:300", 70, 30, 1), ("window:7+chunk:10", 65, 20, 1)],
+)  # fmt: skip
+def test_kernels_agree_in_windows_and_chunks(
+    hidden: str, length: int, npos: int, heads: int
+) -> None:
+    """Tables of 12 and 30 rows end within the window, and the others beyond it."""
+    enc = made(16, npos)
+    case: dict[str, Any] = {
+        "length": length, "heads": heads, "kv": 1, "width": 16, "hidden": hidden
+    }  # fmt: skip
+    agree(computed(enc, "kernel", **case), computed(enc, "dense", **case))
+
+
+@pytest.mark.parametrize("npos", [20, 21, 64])
+def test_the_rows_that_a_window_can_reach_are_kept(npos: int) -> None:
+    """All gates are 1, so a window of 20 counts to 20, the last row of the table or one of many."""
+
+    def opened(q: Tensor, k: Tensor) -> None:
+        q[..., 0] = k[..., 0] = 20.0
+
+    enc = made(16, npos)
+    case: dict[str, Any] = {"length": 50, "heads": 1, "kv": 1, "width": 16}
+    case |= {"hidden": "window:20", "change": opened}
+    fast = computed(enc, "kernel", **case)
+    agree(fast, computed(enc, "dense", **case))
+    assert fast["table"][19:21].abs().amin() > 0
+    assert fast["table"][21:].abs().sum() == 0
+
+
+def test_keys_that_a_window_hides_are_not_read() -> None:
+    torch.manual_seed(0)
+    q, k, v, gradient = (torch.randn(1, 1, 200, 16) for _ in range(4))
+    table, shown = torch.randn(60, 16), Shown(*spans(KeyRange(40), 200, torch.device("cpu")))
+    results = cope_launch.forward(q, k, v, table, 0.25, shown)
+    q[:, :, 128:] = gradient[:, :, 128:] = math.nan  # of query blocks that see keys from 89 on
+    _, dk, dv, _ = cope_launch.backward(gradient, q, k, v, *results, table, 0.25, shown)
+    assert torch.isfinite(dk[:, :, :64]).all()
+    assert torch.isfinite(dv[:, :, :64]).all()
+    q, gradient = (torch.randn(1, 1, 200, 16) for _ in range(2))
+    k[:, :, :64] = math.nan
+    out, *_ = cope_launch.forward(
+        q, k, v.index_fill(2, torch.arange(64), math.nan), table, 0.25, shown
+    )
+    assert torch.isfinite(out[:, :, 128:]).all()
+    results = cope_launch.forward(q, k, v, table, 0.25, shown)
+    dq, *_ = cope_launch.backward(gradient, q, k, v, *results, table, 0.25, shown)
+    assert torch.isfinite(dq[:, :, 128:]).all()
 
 
 @pytest.mark.parametrize("length", [127, 128])
@@ -100,10 +156,13 @@ def test_memory_does_not_grow_with_the_pieces(monkeypatch: pytest.MonkeyPatch) -
     assert tables == [2 * 71 * 16] * 2
 
 
-def test_every_number_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("hidden", "npos"), [(None, 12), ("window:40", 60)])
+def test_every_number_is_written(
+    hidden: str | None, npos: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     poison(monkeypatch)
-    enc = made(16, 12)
-    case: dict[str, Any] = {"length": 140, "heads": 2, "kv": 1, "width": 16}
+    enc = made(16, npos)
+    case: dict[str, Any] = {"length": 140, "heads": 2, "kv": 1, "width": 16, "hidden": hidden}
     agree(computed(enc, "kernel", **case), computed(enc, "dense", **case))
 
 
@@ -136,7 +195,7 @@ def test_what_turns_or_scales_queries_keeps_cope_from_the_kernel(
 
 
 def test_a_class_that_does_not_name_the_kind_of_its_bias_is_refused() -> None:
-    """The kernel has no window, so it would silently read all keys."""
+    """Nobody would know that its kernel keeps no first keys in a window."""
 
     class Unnamed(CoPE):
         form_kind = NONE
@@ -184,6 +243,8 @@ def test_the_check_before_first_use_passes_and_catches_a_wrong_kernel(
     monkeypatch.setattr(cope_check, "LENGTH", 140)
     message = r"wrong .*: the gradient of the bias is off"
     catches(monkeypatch, cope_ops, "backward", -1, case, message)
+    for segmented in (False, True):
+        cope_ops.self_check.__wrapped__(*case, True, segmented)
 
     def broken(*arguments: Any) -> tuple[Tensor, ...]:
         raise MemoryError("out of resource: shared memory")

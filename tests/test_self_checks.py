@@ -21,7 +21,7 @@ SHORT = {
 """Tokens of the checks, which are longer on a GPU."""
 CHECKS: dict[str, tuple[Any, ...]] = {
     "flash.op": (TABLE, 0, 16, 16, torch.float32, CPU),
-    "cope.op": (16, 16, torch.float32, CPU),
+    "cope.op": (16, 16, torch.float32, CPU, True),
     "stickbreaking.op": (1, 16, 16, torch.float32, CPU),
     "dape": (2, 32, torch.float32, CPU),
     "path": (16, 16, torch.float32, CPU),

@@ -194,6 +194,7 @@ HIDDEN = {
         ("rope+window:5+sinks:2+sink", "holes"),
         ("rope+window:5, pope+chunk:8", "documents"),
         ("fox+window:6", "left padding"),
+        ("cope+window:6", "documents"),
         ("alibi+chunk:6+sink", "documents"),
         ("relative_content+window:6", "left padding"),
     ],

@@ -141,8 +141,9 @@ def test_kernels_say_which_windows_and_sinks_are_not_theirs(
     cuda, dtype = torch.device("cuda"), torch.bfloat16
     two = Composite([encoding(f"chunk:{size}", **SIZES) for size in (4, 6)])
     for enc, reason in {
-        encoding("cope+window:4", npos=5, **SIZES): "reads all keys, and has neither",
-        encoding("cope+sink", npos=5, **SIZES): "reads all keys, and has neither",
+        encoding("path+window:4", **SIZES): "reads all keys, and has no window",
+        encoding("cope+window:4+sinks:1", npos=5, **SIZES): "neither a sink nor first keys",
+        encoding("cope+sink", npos=5, **SIZES): "neither a sink nor first keys",
         Parity(): "which keys it hides is known as a mask only",
         two: "which keys it hides is known as a mask only",
     }.items():
@@ -156,7 +157,9 @@ def test_kernels_say_which_windows_and_sinks_are_not_theirs(
     q = torch.randn(1, 4, 9, 16)
     with pytest.raises(ValueError, match="'kernel' cannot serve .* a sink needs that"):
         pe.attend(encoding("fire+sink", original_length=9, **sizes), q, q, q, backend="kernel")
-    for spec in ("rope+window:4", "alibi+chunk:4+sinks:1", "rope+sink", "t5+window:4+sink"):
+    for spec in (
+        "rope+window:4", "alibi+chunk:4+sinks:1", "rope+sink", "t5+window:4+sink", "cope+chunk:4",
+    ):  # fmt: skip
         enc = encoding(spec, original_length=9, **sizes)
         assert path_for(enc, cuda, dtype, 64) == "kernel"
 

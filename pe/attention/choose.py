@@ -49,18 +49,20 @@ class Limits(NamedTuple):
 
     widths: tuple[int, ...] = WIDTHS
     """Widths of heads that it can have."""
-    hides: bool = True
-    """Whether keys may be hidden or kept, and a sink added."""
+    windows: bool = True
+    """Whether keys may be hidden by a window or a chunk."""
+    sinks: bool = True
+    """Whether first keys may stay visible in a window, and a learned sink be added."""
     float32: bool = False
     """Whether queries may be in float32."""
 
 
 LIMITS = {
     # `pe.attention.kernels.cope.op.WIDEST` says why 128 is not among the widths.
-    COUNTS: Limits((16, 32, 64), hides=False),
-    HEADS: Limits(hides=False),
+    COUNTS: Limits((16, 32, 64), sinks=False),
+    HEADS: Limits(windows=False, sinks=False),
     STICKS: Limits(float32=True),
-    REFLECTED: Limits(hides=False),
+    REFLECTED: Limits(windows=False, sinks=False),
 }
 """By the kind of a bias that depends on queries and keys; the others have the defaults."""
 
@@ -90,11 +92,14 @@ def obstacle(
     """
     if not enc.has_form:
         return "its bias is known as a matrix only"
-    if key_range(enc) is None:
+    shown = key_range(enc)
+    if shown is None:
         return "which keys it hides is known as a mask only"
     limits = LIMITS.get(enc.form_kind, Limits())
-    if not limits.hides and (enc.hides or enc.sink_logit() is not None):
-        return "its kernel reads all keys, and has neither a window nor a sink"
+    if enc.hides and not limits.windows:
+        return "its kernel reads all keys, and has no window"
+    if (shown.sinks or enc.sink_logit() is not None) and not limits.sinks:
+        return "its kernel has neither a sink nor first keys that stay visible"
     if device is not None and (reason := unavailable_reason(device)) is not None:
         return reason
     narrow = dtype in (torch.float16, torch.bfloat16)
@@ -392,7 +397,8 @@ def compute(
             seen = mask[:3] if isinstance(mask, Spans) else (None, False, False)
             out = sticks.attend(q, k, v, scale, reach, *seen)[0]
         elif kind == COUNTS:
-            out = cope_ops.attend(q, k, v, scale, own)[0]
+            rows, _, segmented, near = mask if isinstance(mask, Spans) else ALL_KEYS
+            out = cope_ops.attend(q, k, v, scale, own, rows, segmented, near)[0]
         elif kind == HEADS:
             out = dape_ops.attend(q, k, v, scale, own, *parts)[0]
         elif kind == REFLECTED:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 import pe
 from pe.encodings.cope import CoPE
+from pe.encodings.core.composite import Composite
 
 
 def made(width: int, npos: int, divide: bool = True, seed: int = 0) -> CoPE:
@@ -24,9 +25,12 @@ def made(width: int, npos: int, divide: bool = True, seed: int = 0) -> CoPE:
 def computed(
     enc: CoPE, backend: str, length: int, heads: int, kv: int, width: int, batch: int = 1,
     seed: int = 0, spread: float = 1.0, key_size: float = 1.0,
-    change: Callable[[Tensor, Tensor], None] | None = None,
+    change: Callable[[Tensor, Tensor], None] | None = None, hidden: str | None = None,
 ) -> dict[str, Tensor]:  # fmt: skip
-    """Output and gradients by name; the definition's in float64. ``change`` writes into q and k.
+    """Output and gradients by name; the definition's in float64.
+
+    ``change`` writes into q and k. ``hidden`` is the spec of a window or a
+    chunk, or of both.
 
     In float32 it is no judge: where a count is a whole number but for rounding, the gradient jumps.
     """
@@ -41,7 +45,10 @@ def computed(
             change(q, k)
     direction = torch.randn(batch, heads, length, width)
     enc = copy.deepcopy(enc).to(wide)
-    out = pe.attend(enc, spread * q, k, v, backend=backend)
+    specs = [] if hidden is None else hidden.split("+")
+    hiding = [pe.encoding(spec, head_dim=width, num_heads=heads) for spec in specs]
+    whole = Composite([enc, *hiding]) if hiding else enc
+    out = pe.attend(whole, spread * q, k, v, backend=backend)
     named = {"q": q, "k": k, "v": v, "table": enc.table}
     found = torch.autograd.grad((out * direction).sum(), list(named.values()))
     return {"out": out.detach()} | dict(zip(named, found, strict=True))

@@ -11,7 +11,8 @@ a part of those of the queries. dz is summed in whole numbers, multiples of ``un
 not depend on the order, so results have the same bits every time.
 
 Near keys are those from ``far`` on. For earlier keys no count is needed, and
-`pe.attention.kernels.cope.far` has their gradients. A program takes every S-th block of queries of
+`pe.attention.kernels.cope.far` has their gradients. In a window all visible keys are near, and a
+program goes from the first of them to the right. A program takes every S-th block of queries of
 one head and goes from left to right. It has its own share of dk and dv, to which no other program
 adds, and the shares are summed in order afterwards.
 """
@@ -21,8 +22,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from pe.attention.kernels.cope.forward import counts_from, gates_from, read_bias
+from pe.attention.kernels.cope.forward import counts_from, gates_from, read_bias, visible
 from pe.attention.kernels.flash.elementary import INTERPRETED
+from pe.attention.kernels.flash.spans import NOWHERE
 
 
 @triton.jit
@@ -76,9 +78,9 @@ def add_tile(p_to, o_r, o_j, b_x, t_t):
 @triton.jit
 def visit_counted(
     b_dq, left, before, b_q, b_do, b_lse, b_sums, fine, p_k, p_v, p_z, p_dz, p_dk, p_dv, rows, o_i,
-    start, stop, T, k_t, v_t, t_t, scale, most,
-    IS_DIAGONAL: tl.constexpr, BITS: tl.constexpr, E: tl.constexpr, D: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr,
+    p_spans, b_first, start, stop, T, k_t, v_t, t_t, scale, most,
+    IS_EDGE: tl.constexpr, SEGMENTED: tl.constexpr, BITS: tl.constexpr, E: tl.constexpr,
+    D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Add the contributions of the key blocks from ``start`` to ``stop``.
 
@@ -87,28 +89,28 @@ def visit_counted(
             of dc over all keys before it.
         fine: (BM,), 1 / unit. rows: (BM,), offsets of the rows of z and dz.
         p_dk: (E, t_t) and p_dv: (D, t_t), this program's share.
-        IS_DIAGONAL: some keys are ahead of some queries.
+        IS_EDGE: some of the queries do not see all of these keys.
     """
     o_e, o_d, o_r = tl.arange(0, E), tl.arange(0, D), tl.arange(0, BN)
     earlier = o_r[:, None] < o_r[None, :]
     for j0 in tl.range(start, stop, BN):
         o_j = j0 + o_r
-        seen = o_i[:, None] >= o_j[None, :]
-        if IS_DIAGONAL:
+        m_seen = visible(o_i, o_j, p_spans, b_first, T, SEGMENTED)
+        if IS_EDGE:
             b_k = tl.load(p_k + o_j[:, None] * k_t + o_e[None, :], mask=o_j[:, None] < T, other=0.0)
             b_v = tl.load(p_v + o_j[:, None] * v_t + o_d[None, :], mask=o_j[:, None] < T, other=0.0)
         else:
             b_k = tl.load(p_k + o_j[:, None] * k_t + o_e[None, :])
             b_v = tl.load(p_v + o_j[:, None] * v_t + o_d[None, :])
         b_s = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION) * scale
-        gate, numbers, high, low = gates_from(b_s, seen, IS_DIAGONAL, BITS)
+        gate, numbers, high, low = gates_from(b_s, m_seen, IS_EDGE, BITS)
         slope = gate - gate * gate
         counts = counts_from(left, high, low, earlier.to(tl.float16))
         left -= tl.sum(numbers, 1)
         below, part, value, rise = read_bias(p_z + 2 * rows, counts, most, BITS)
         b_p = tl.math.exp2(b_s + value + part * rise - b_lse[:, None])
-        if IS_DIAGONAL:
-            b_p = tl.where(seen, b_p, 0.0)
+        if IS_EDGE:
+            b_p = tl.where(m_seen, b_p, 0.0)
         b_dp = tl.dot(b_do, tl.trans(b_v), input_precision=PRECISION)
         b_ds = b_p * (b_dp - b_sums[:, None])
         steps = b_ds * fine[:, None]
@@ -130,17 +132,17 @@ def visit_counted(
 @triton.jit
 def backward(
     p_q, p_k, p_v, p_do, p_lse, p_counts, p_far, p_z, p_dq, p_dz, p_unit, p_sums, p_dk, p_dv,
-    first, T, H, G, scale, last, z_t, t_t,
-    q_strides, k_strides, v_strides, do_strides,
-    BITS: tl.constexpr, E: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    PRECISION: tl.constexpr,
+    p_spans, first, T, H, G, scale, last, z_t, t_t,
+    q_strides, k_strides, v_strides, do_strides, spans_b,
+    SEGMENTED: tl.constexpr, BITS: tl.constexpr, E: tl.constexpr, D: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Compute dq without the table's part, dz, and a share of dk and dv.
 
     A program does this for every S-th block of queries of one head.
 
     Args:
-        p_q, p_k, p_v, p_lse, p_counts, p_far, p_z: as in `forward`.
+        p_q, p_k, p_v, p_lse, p_counts, p_far, p_z, p_spans, SEGMENTED: as in `forward`.
         p_do: (B, H, T, D), the gradient of the output.
         p_unit, p_sums: (heads, T) float32, which `far.far_by_queries` wrote.
         p_dq: (heads, T, E) float32, to which the part of near keys is added. If there are far keys,
@@ -157,6 +159,8 @@ def backward(
     p_v += i_b * v_strides[0] + (i_h // G) * v_strides[1]
     p_dk += (i_local * tl.num_programs(0) + i_share) * t_t * E
     p_dv += (i_local * tl.num_programs(0) + i_share) * t_t * D
+    if p_spans is not None:
+        p_spans += i_b * spans_b
     o_e, o_d = tl.arange(0, E), tl.arange(0, D)
     most = last << BITS
     blocks = tl.cdiv(T, BM)
@@ -178,18 +182,26 @@ def backward(
         fine = 1.0 / tl.maximum(tl.load(p_unit + i_local * T + o_i, mask=m_i, other=1.0), 1e-29)
         far = tl.multiple_of(tl.load(p_far + (first + i_local) * blocks + i_block), BN)
         p_at = p_dq + (i_local * T + o_i[:, None]) * E + o_e[None, :]
-        b_dq = tl.load(p_at, mask=m_i[:, None] & (far > 0), other=0.0)
+        if p_spans is None:
+            b_dq = tl.load(p_at, mask=m_i[:, None] & (far > 0), other=0.0)
+        else:
+            b_dq = tl.zeros((BM, E), tl.float32)
         o_rows = (i_local * T + tl.minimum(o_i, T - 1)) * z_t
         before = tl.zeros((BM,), tl.float32)
         last_ones = tl.maximum(far, i0 // BN * BN)
+        b_first = None
+        if p_spans is None:
+            b_dq, left, before = visit_counted(
+                b_dq, left, before, b_q, b_do, b_lse, b_sums, fine, p_k, p_v, p_z, p_dz, p_dk, p_dv,
+                o_rows, o_i, p_spans, b_first, far, last_ones, T, k_strides[2], v_strides[2], t_t,
+                scale, most, False, SEGMENTED, BITS, E, D, BM, BN, PRECISION,
+            )  # fmt: skip
+        else:
+            b_first = tl.load(p_spans + o_i, mask=m_i, other=NOWHERE)
+            last_ones = tl.min(b_first, 0) // BN * BN
         b_dq, left, before = visit_counted(
             b_dq, left, before, b_q, b_do, b_lse, b_sums, fine, p_k, p_v, p_z, p_dz, p_dk, p_dv,
-            o_rows, o_i, far, last_ones, T, k_strides[2], v_strides[2], t_t, scale, most, False,
-            BITS, E, D, BM, BN, PRECISION,
-        )  # fmt: skip
-        b_dq, left, before = visit_counted(
-            b_dq, left, before, b_q, b_do, b_lse, b_sums, fine, p_k, p_v, p_z, p_dz, p_dk, p_dv,
-            o_rows, o_i, last_ones, tl.minimum(i0 + BM, T), T, k_strides[2], v_strides[2], t_t,
-            scale, most, True, BITS, E, D, BM, BN, PRECISION,
+            o_rows, o_i, p_spans, b_first, last_ones, tl.minimum(i0 + BM, T), T, k_strides[2],
+            v_strides[2], t_t, scale, most, True, SEGMENTED, BITS, E, D, BM, BN, PRECISION,
         )  # fmt: skip
         tl.store(p_at, b_dq, mask=m_i[:, None])

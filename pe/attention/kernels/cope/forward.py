@@ -8,6 +8,10 @@ then looked up by count. A program has a block of queries. It goes from the diag
 and carries the count of each query along. Once all its queries have counted to ``last``, the bias
 is one number per query, and the remaining blocks are those of plain flash attention.
 
+In a window all blocks of keys that the queries see are visited with a mask. Gates of hidden keys
+are 0, so counts and sums over keys have no part of them. A window leaves too few keys for a loop
+without counts, so there are no far keys.
+
 Gates are rounded to multiples of 2^-BITS, and counts are whole numbers of these. Sums of whole
 numbers do not depend on the order, so the backward pass, which goes from left to right, recovers
 the same counts by subtracting gates. Sums along a block are products with a triangular matrix of
@@ -24,6 +28,7 @@ import triton
 import triton.language as tl
 
 from pe.attention.kernels.flash.elementary import INTERPRETED, inverse, tile
+from pe.attention.kernels.flash.spans import NOWHERE, seen
 
 HALF: tl.constexpr = tl.constexpr(11)
 """The number of bits in the lower half of a gate; whole numbers up to 2^11 are exact in float16."""
@@ -44,18 +49,35 @@ def rounded(x, times):
 
 
 @triton.jit
-def gates_from(b_s, seen, IS_DIAGONAL: tl.constexpr, BITS: tl.constexpr):
+def visible(o_i, o_j, p_spans, b_first, T, SEGMENTED: tl.constexpr):
+    """Return the mask of a block, (BM, BN).
+
+    In a single document ``b_first``, (BM,), the first key that each query sees, says as much as the
+    last query of each key. Compiled for sm_90, the backward kernel spills less with it, and the
+    forward kernel takes fewer registers without it.
+    """
+    m_seen = o_i[:, None] >= o_j[None, :]
+    if p_spans is not None:
+        if b_first is None or SEGMENTED:
+            m_seen = seen(p_spans, o_i, o_j, T, SEGMENTED, False)
+        else:
+            m_seen &= o_j[None, :] >= b_first[:, None]
+    return m_seen
+
+
+@triton.jit
+def gates_from(b_s, m_seen, IS_EDGE: tl.constexpr, BITS: tl.constexpr):
     """Compute gates from logits in base 2.
 
-    With IS_DIAGONAL, gates of keys that are not ``seen`` are 0.
+    With IS_EDGE, gates of keys are 0 where ``m_seen`` is False.
 
     Returns:
         The gates in float32; as multiples of 2^-BITS, int32; and the upper and the lower half of
         these, float16.
     """
     gate = inverse(1.0 + tl.math.exp2(-b_s))
-    if IS_DIAGONAL:
-        gate = tl.where(seen, gate, 0.0)
+    if IS_EDGE:
+        gate = tl.where(m_seen, gate, 0.0)
     high, high_number = rounded(gate, 2.0 ** (BITS - HALF))
     low, low_number = rounded(gate * (2.0 ** (BITS - HALF)) - high, 2.0**HALF)
     return gate, (high_number << HALF) + low_number, high.to(tl.float16), low.to(tl.float16)
@@ -168,7 +190,7 @@ def products(
 @triton.jit
 def update_softmax(
     b_acc, b_max, b_total, b_s, p_v, o_j, T, v_t,
-    IS_DIAGONAL: tl.constexpr, D: tl.constexpr, PRECISION: tl.constexpr,
+    IS_EDGE: tl.constexpr, D: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Update the online softmax with one block of logits in base 2 and its values."""
     o_d = tl.arange(0, D)
@@ -176,7 +198,7 @@ def update_softmax(
     b_p = tl.math.exp2(b_s - b_max_new[:, None])
     b_rescale = tl.math.exp2(b_max - b_max_new)
     b_total = b_total * b_rescale + tl.sum(b_p, 1)
-    if IS_DIAGONAL:
+    if IS_EDGE:
         b_v = tl.load(p_v + o_j[:, None] * v_t + o_d[None, :], mask=o_j[:, None] < T, other=0.0)
     else:
         b_v = tl.load(p_v + o_j[:, None] * v_t + o_d[None, :])
@@ -186,46 +208,46 @@ def update_softmax(
 
 @triton.jit
 def visit_counted(
-    b_acc, b_max, b_total, counted, b_q, p_k, p_v, rows, o_i, start, stop, T, k_t, v_t, scale, most,
-    IS_DIAGONAL: tl.constexpr, BITS: tl.constexpr, E: tl.constexpr, D: tl.constexpr,
-    BN: tl.constexpr, PRECISION: tl.constexpr,
+    b_acc, b_max, b_total, counted, b_q, p_k, p_v, rows, o_i, p_spans, start, stop, T, k_t, v_t,
+    scale, most, IS_EDGE: tl.constexpr, SEGMENTED: tl.constexpr, BITS: tl.constexpr,
+    E: tl.constexpr, D: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Update softmax and counts with the key blocks from ``stop`` down to ``start``.
 
     Args:
         counted: (BM,) int32, the count of each query so far. rows: (BM,), pointers to rows of z.
-        IS_DIAGONAL: some keys are ahead of some queries.
+        IS_EDGE: some of the queries do not see all of these keys.
         Other arguments are those of `pe.attention.kernels.flash.forward.visit_keys`.
     """
     o_e, o_r = tl.arange(0, E), tl.arange(0, BN)
     earlier = (o_r[:, None] < o_r[None, :]).to(tl.float16)
     for back in tl.range(0, stop - start, BN):
         o_j = stop - BN - back + o_r
-        if IS_DIAGONAL:
+        if IS_EDGE:
             b_k = tl.load(p_k + o_j[None, :] * k_t + o_e[:, None], mask=o_j[None, :] < T, other=0.0)
         else:
             b_k = tl.load(p_k + o_j[None, :] * k_t + o_e[:, None])
         b_s = tl.dot(b_q, b_k, input_precision=PRECISION) * scale
-        seen = o_i[:, None] >= o_j[None, :]
-        _, numbers, high, low = gates_from(b_s, seen, IS_DIAGONAL, BITS)
+        m_seen = visible(o_i, o_j, p_spans, None, T, SEGMENTED)
+        _, numbers, high, low = gates_from(b_s, m_seen, IS_EDGE, BITS)
         counted += tl.sum(numbers, 1)
         counts = counts_from(counted, high, low, earlier)
         _, part, value, rise = read_bias(rows, counts, most, BITS)
         b_s += value + part * rise
-        if IS_DIAGONAL:
-            b_s = tl.where(seen, b_s, float("-inf"))
+        if IS_EDGE:
+            b_s = tl.where(m_seen, b_s, float("-inf"))
         b_acc, b_max, b_total = update_softmax(
-            b_acc, b_max, b_total, b_s, p_v, o_j, T, v_t, IS_DIAGONAL, D, PRECISION
+            b_acc, b_max, b_total, b_s, p_v, o_j, T, v_t, IS_EDGE, D, PRECISION
         )
     return b_acc, b_max, b_total, counted
 
 
 @triton.jit
 def forward(
-    p_q, p_k, p_v, p_z, p_o, p_lse, p_counts, p_far, first, T, H, G, scale, last, z_t,
-    q_strides, k_strides, v_strides, out_strides,
-    BITS: tl.constexpr, E: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    PRECISION: tl.constexpr,
+    p_q, p_k, p_v, p_z, p_o, p_lse, p_counts, p_far, p_spans, first, T, H, G, scale, last, z_t,
+    q_strides, k_strides, v_strides, out_strides, spans_b,
+    SEGMENTED: tl.constexpr, BITS: tl.constexpr, E: tl.constexpr, D: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Compute the output, the base-2 logsumexp and the counts of one block of queries of one head.
 
@@ -233,8 +255,10 @@ def forward(
         p_q: (B, H, T, E). p_k: (B, H / G, T, E). p_v: (B, H / G, T, D). p_z: from `products`.
         p_o: (B, H, T, D), written. p_lse: (B, H, T) float32, written.
         p_far: (B, H, query blocks) int32, written: the first key for which counts are needed, a
-            multiple of BM. On earlier keys all queries of the block have counted to ``last``.
+            multiple of BM. On earlier keys all queries of the block have counted to ``last``. In a
+            window it is 0.
         p_counts: (B, H, T) int32, written: the count of each query down to that key.
+        p_spans, SEGMENTED: as in `pe.attention.kernels.flash.spans`.
         scale: of the logits, times log2(e). last: index of the table's last row. z_t: number of
             products per row of p_z.
     """
@@ -243,6 +267,8 @@ def forward(
     i_b, i_h = (first + i_local) // H, (first + i_local) % H
     p_k += i_b * k_strides[0] + (i_h // G) * k_strides[1]
     p_v += i_b * v_strides[0] + (i_h // G) * v_strides[1]
+    if p_spans is not None:
+        p_spans += i_b * spans_b
     i0 = i_block * BM
     o_i = i0 + tl.arange(0, BM)
     o_e, o_d = tl.arange(0, E), tl.arange(0, D)
@@ -258,25 +284,31 @@ def forward(
     end = i0 + BM
     tl.static_assert((CHECK_EVERY * BN) % BM == 0)  # so keys ahead of a query are in the first call
     far = tl.maximum(end - CHECK_EVERY * BN, 0)
+    if p_spans is not None:
+        far = tl.min(tl.load(p_spans + o_i, mask=m_i, other=NOWHERE), 0) // BN * BN
     b_acc, b_max, b_total, counted = visit_counted(
-        b_acc, b_max, b_total, counted, b_q, p_k, p_v, p_rows, o_i, far, end, T, k_strides[2],
-        v_strides[2], scale, most, True, BITS, E, D, BN, PRECISION,
+        b_acc, b_max, b_total, counted, b_q, p_k, p_v, p_rows, o_i, p_spans, far, end, T,
+        k_strides[2], v_strides[2], scale, most, True, SEGMENTED, BITS, E, D, BN, PRECISION,
     )  # fmt: skip
-    for _ in tl.range(CHECK_EVERY * BN, end, CHECK_EVERY * BN):
-        if tl.min(tl.where(m_i, counted, most), 0) < most:
-            start = tl.maximum(far - CHECK_EVERY * BN, 0)
-            b_acc, b_max, b_total, counted = visit_counted(
-                b_acc, b_max, b_total, counted, b_q, p_k, p_v, p_rows, o_i, start, far, T,
-                k_strides[2], v_strides[2], scale, most, False, BITS, E, D, BN, PRECISION,
-            )  # fmt: skip
-            far = start
-    for j0 in tl.range(0, far, BN):  # all queries have counted to `last`
-        o_j = j0 + tl.arange(0, BN)
-        b_k = tl.load(p_k + o_j[None, :] * k_strides[2] + o_e[:, None])
-        b_s = tl.dot(b_q, b_k, input_precision=PRECISION) * scale + b_beyond[:, None]
-        b_acc, b_max, b_total = update_softmax(
-            b_acc, b_max, b_total, b_s, p_v, o_j, T, v_strides[2], False, D, PRECISION
-        )
+    if p_spans is None:
+        for _ in tl.range(CHECK_EVERY * BN, end, CHECK_EVERY * BN):
+            if tl.min(tl.where(m_i, counted, most), 0) < most:
+                start = tl.maximum(far - CHECK_EVERY * BN, 0)
+                b_acc, b_max, b_total, counted = visit_counted(
+                    b_acc, b_max, b_total, counted, b_q, p_k, p_v, p_rows, o_i, p_spans, start, far,
+                    T, k_strides[2], v_strides[2], scale, most, False, SEGMENTED, BITS, E, D, BN,
+                    PRECISION,
+                )  # fmt: skip
+                far = start
+        for j0 in tl.range(0, far, BN):  # all queries have counted to `last`
+            o_j = j0 + tl.arange(0, BN)
+            b_k = tl.load(p_k + o_j[None, :] * k_strides[2] + o_e[:, None])
+            b_s = tl.dot(b_q, b_k, input_precision=PRECISION) * scale + b_beyond[:, None]
+            b_acc, b_max, b_total = update_softmax(
+                b_acc, b_max, b_total, b_s, p_v, o_j, T, v_strides[2], False, D, PRECISION
+            )
+    else:
+        far = 0
     out = (b_acc / b_total[:, None]).to(p_o.dtype.element_ty)
     tl.store(tile(p_o, out_strides, i_b, i_h, o_i, o_d), out, mask=m_i[:, None])
     o_row = (first + i_local) * T + o_i

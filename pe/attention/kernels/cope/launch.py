@@ -2,7 +2,8 @@
 
 The products of queries and rows of the table are T numbers per row and head. They are computed for
 some heads at a time, but at least for a group that shares its keys. Memory does not grow with the
-square of the length, unless the number of rows grows with the length.
+square of the length, unless the number of rows grows with the length. In a window, the number of
+rows that counts can reach does not.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pe.attention.kernels.cope import far as cope_far
 from pe.attention.kernels.cope import forward as cope
 from pe.attention.kernels.cope import table as cope_table
 from pe.attention.kernels.flash.blocks import Blocks
+from pe.attention.kernels.flash.launch import ALL_KEYS, Shown
 from pe.attention.kernels.layout import contiguous_last_dim, strides_of, tokens_first
 from pe.encodings.core.forms import LOG2E
 
@@ -41,7 +43,7 @@ all other sizes must divide this number."""
 
 
 def bits(length: int) -> int:
-    """Return the number of bits of a count after the point.
+    """Return the number of bits of a count of at most ``length`` keys after the point.
 
     A count has 32 bits, and a gate consists of two halves of 11 bits.
     """
@@ -56,9 +58,12 @@ def across(length: int, b: Blocks = FORWARD) -> int:
 class _Call:
     """Sizes and tables that all kernels of one call share."""
 
-    def __init__(self, q: Tensor, k: Tensor, table: Tensor) -> None:
+    def __init__(self, q: Tensor, k: Tensor, table: Tensor, shown: Shown) -> None:
         self.batch, self.heads, self.length, self.width = q.shape
         self.groups = self.heads // k.shape[1]
+        counted = min(self.length, shown.near or self.length)
+        self.bits = bits(counted)
+        table = table[: counted + 2]  # a gate is at most 1, and a row needs the next one
         self.last = table.shape[0] - 1
         self.columns = cdiv(table.shape[0] + 2, ALIGNED) * ALIGNED  # two are written and not read
         self.high = table.to(q.dtype).contiguous()
@@ -96,24 +101,25 @@ class _Call:
             q, self.high, self.low, z, dz, counts if counts is not None else top, top, first,
             self.length, self.heads, self.last, LOG2E, strides_of(q), self.columns,
             IS_BACKWARD=is_backward,
-            BITS=bits(self.length), **self.cut(b),
+            BITS=self.bits, **self.cut(b),
         )  # fmt: skip
         return z, dz, top
 
 
 def forward(
-    q: Tensor, k: Tensor, v: Tensor, table: Tensor, scale: float
+    q: Tensor, k: Tensor, v: Tensor, table: Tensor, scale: float, shown: Shown = ALL_KEYS
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Compute attention.
 
     Args:
         scale: of the logits. The bias, q times the table, is not scaled.
+        shown: which keys are visible; no first keys are kept.
 
     Returns:
         o (B, H, T, D), lse (B, H, T) in base 2, and ``counts`` and ``far`` of the kernel `forward`.
     """
     q, k, v = (contiguous_last_dim(x) for x in (q, k, v))
-    call, b = _Call(q, k, table), FORWARD
+    call, b = _Call(q, k, table, shown), FORWARD
     out = tokens_first(q, v.shape[-1])
     lse = q.new_empty(q.shape[:3], dtype=torch.float32)
     counts = q.new_empty(q.shape[:3], dtype=torch.int32)
@@ -121,32 +127,35 @@ def forward(
     for first in call.firsts:
         z, _, _ = call.products(q, first, None)
         cope.forward[(across(call.length, b), call.here(first))](
-            q, k, v, z, out, lse, counts, far, first, call.length, call.heads, call.groups,
-            scale * LOG2E, call.last, call.columns, strides_of(q), strides_of(k), strides_of(v),
-            strides_of(out), BITS=bits(call.length), D=v.shape[-1], **call.cut(b),
+            q, k, v, z, out, lse, counts, far, shown.rows, first, call.length, call.heads,
+            call.groups, scale * LOG2E, call.last, call.columns, strides_of(q), strides_of(k),
+            strides_of(v), strides_of(out), shown.stride, SEGMENTED=shown.segmented, BITS=call.bits,
+            D=v.shape[-1], **call.cut(b),
         )  # fmt: skip
     return out, lse, counts, far
 
 
 def backward(
     gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, counts: Tensor,
-    far: Tensor, table: Tensor, scale: float,
+    far: Tensor, table: Tensor, scale: float, shown: Shown = ALL_KEYS,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Return dq, dk and dv, in the types of q, k and v, and the table's gradient in float32.
 
     Args:
         gradient: (B, H, T, D), of the output. out, lse, counts, far: what `forward` returned.
+        shown: as in `forward`.
     """
     q, k, v, gradient = (contiguous_last_dim(x) for x in (q, k, v, gradient))
-    call, b = _Call(q, k, table), BACKWARD
+    call, b = _Call(q, k, table, shown), BACKWARD
     length, width, value_width = call.length, call.width, v.shape[-1]
     padded = cdiv(length, b.keys) * b.keys  # whole blocks
     dq, dk, dv = tokens_first(q, width), tokens_first(k, width), tokens_first(v, value_width)
     largest = torch.linalg.vector_norm(v, dim=-1, dtype=torch.float32).amax(-1).contiguous()
-    tiles = cdiv(table.shape[0], PRODUCTS.keys)
+    rows = call.last + 1
+    tiles = cdiv(rows, PRODUCTS.keys)
     splits = min(SPLITS, call.step * across(length, PRODUCTS), cdiv(WAVES * PROGRAMS, tiles))
-    parts = q.new_empty(splits, *table.shape, dtype=torch.float32)
-    of_table = torch.zeros_like(parts[0])
+    parts = q.new_empty(splits, rows, width, dtype=torch.float32)
+    of_table = torch.zeros_like(table, dtype=torch.float32)
     for first in call.firsts:
         here = call.here(first)
         z, dz, top = call.products(q, first, counts)
@@ -164,13 +173,14 @@ def backward(
         )  # fmt: skip
         cope_gradients.backward[(shares, here)](
             q, k, v, gradient, lse, counts, far, z, dq_part, dz, unit, sums, dk_parts, dv_parts,
-            first, length, call.heads, call.groups, scale * LOG2E, call.last, call.columns, padded,
-            *strides, BITS=bits(length), D=value_width, **call.cut(b),
+            shown.rows, first, length, call.heads, call.groups, scale * LOG2E, call.last,
+            call.columns, padded, *strides, shown.stride, SEGMENTED=shown.segmented, BITS=call.bits,
+            D=value_width, **call.cut(b),
         )  # fmt: skip
         del z
         cope_table.of_queries[(across(call.length, PRODUCTS), here)](
             dq_part, dz, unit, counts, top, call.high, dq, first, length, call.heads, call.last,
-            call.columns, scale, strides_of(dq), BITS=bits(length), **call.cut(PRODUCTS),
+            call.columns, scale, strides_of(dq), BITS=call.bits, **call.cut(PRODUCTS),
         )  # fmt: skip
         cope_table.of_table[(tiles, splits)](
             q, dz, unit, top, parts, first, here, length, call.heads, call.last,
@@ -181,5 +191,5 @@ def backward(
             call.heads, call.groups, shares, padded, scale * LOG2E, scale, *strides,
             strides_of(dk), strides_of(dv), BF=FORWARD.queries, D=value_width, **call.cut(FAR_KEYS),
         )  # fmt: skip
-        of_table += parts.sum(0)
+        of_table[:rows] += parts.sum(0)
     return dq, dk, dv, of_table

@@ -3,9 +3,11 @@
     pe::cope            q, k, v and a table -> o, lse, counts, far
     pe::cope_backward   -> dq, dk, dv, and the gradient of the table
 
-q is (B, H, T, E), k (B, K, T, E) and v (B, K, T, D). Attention is causal, and gates are computed
-from q and k as they are passed. ``own``, (rows, E) float32, is the table of
-`pe.encodings.core.forms.by_count`. counts and far are explained in the kernel `forward`.
+q is (B, H, T, E), k (B, K, T, E) and v (B, K, T, D). Attention is causal, to all keys or to those
+that ``spans``, ``segmented`` and ``near`` describe, fields of `pe.attention.spans.Spans`; no first
+keys are kept. Gates are computed from q and k as they are passed. ``own``, (rows, E) float32, is
+the table of `pe.encodings.core.forms.by_count`. counts and far are explained in the kernel
+`forward`.
 """
 
 from __future__ import annotations
@@ -19,6 +21,8 @@ from torch import Tensor
 from pe.attention.kernels import self_check as checks
 from pe.attention.kernels.cope import self_check as cases
 from pe.attention.kernels.cope.launch import across, backward, forward
+from pe.attention.kernels.flash.launch import ALL_KEYS, Shown
+from pe.attention.kernels.flash.self_check import spans_of
 from pe.attention.kernels.layout import tokens_first
 
 WIDEST = 64
@@ -37,8 +41,9 @@ process cannot use the device any more.
 
 @torch.library.custom_op("pe::cope", mutates_args=())
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, scale: float, own: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    q: Tensor, k: Tensor, v: Tensor, scale: float, own: Tensor, spans: Tensor | None,
+    segmented: bool, near: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Compute attention.
 
     Returns:
@@ -54,14 +59,16 @@ def attend(
                 f"CoPE's kernels take heads of at most {WIDEST} on a GPU, not "
                 f"{q.shape[-1]} and {v.shape[-1]}; use backend='sdpa'"
             )
-        self_check(q.shape[-1], v.shape[-1], q.dtype, q.device)
-    return forward(q, k, v, own, scale)
+        hides = spans is not None
+        self_check(q.shape[-1], v.shape[-1], q.dtype, q.device, hides, segmented)
+    return forward(q, k, v, own, scale, Shown(spans, False, segmented, near))
 
 
 @attend.register_fake
 def _(
-    q: Tensor, k: Tensor, v: Tensor, scale: float, own: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    q: Tensor, k: Tensor, v: Tensor, scale: float, own: Tensor, spans: Tensor | None,
+    segmented: bool, near: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     rows = q.shape[:3]
     return (
         tokens_first(q, v.shape[-1]),
@@ -71,34 +78,47 @@ def _(
     )
 
 
-attend_backward = torch.library.custom_op("pe::cope_backward", backward, mutates_args=())
+@torch.library.custom_op("pe::cope_backward", mutates_args=())
+def attend_backward(
+    gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, counts: Tensor,
+    far: Tensor, own: Tensor, spans: Tensor | None, scale: float, segmented: bool, near: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Return dq, dk, dv, and the gradient of ``own``."""
+    shown = Shown(spans, False, segmented, near)
+    return backward(gradient, q, k, v, out, lse, counts, far, own, scale, shown)
 
 
 @attend_backward.register_fake
 def _(
     gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, counts: Tensor,
-    far: Tensor, own: Tensor, scale: float,
+    far: Tensor, own: Tensor, spans: Tensor | None, scale: float, segmented: bool, near: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     dk, dv = tokens_first(k, k.shape[-1]), tokens_first(v, v.shape[-1])
     return tokens_first(q, q.shape[-1]), dk, dv, torch.empty_like(own, dtype=torch.float32)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    q, k, v, ctx.scale, own = inputs
-    ctx.save_for_backward(q, k, v, *output, own)
+    q, k, v, ctx.scale, own, spans, *ctx.shown = inputs
+    ctx.save_for_backward(q, k, v, *output, own, spans)
 
 
 def _backward(ctx: Any, gradient: Tensor, *_: Tensor | None) -> tuple[Any, ...]:
-    dq, dk, dv, dtable = attend_backward(gradient, *ctx.saved_tensors, ctx.scale)
-    return dq, dk, dv, None, dtable
+    dq, dk, dv, dtable = attend_backward(gradient, *ctx.saved_tensors, ctx.scale, *ctx.shown)
+    return dq, dk, dv, None, dtable, None, None, None
 
 
 attend.register_autograd(_backward, setup_context=_save)
 
 
 @functools.cache
-def self_check(width: int, value_width: int, dtype: torch.dtype, device: torch.device) -> None:
+def self_check(
+    width: int, value_width: int, dtype: torch.dtype, device: torch.device, hides: bool = False,
+    segmented: bool = False,
+) -> None:  # fmt: skip
     """Compare the kernels with the definition, once for each combination of arguments.
+
+    Args:
+        hides: with a window. segmented: in two documents, with padding.
 
     Raises:
         RuntimeError: the kernels fail or differ. The message says how, and what to use instead.
@@ -106,9 +126,11 @@ def self_check(width: int, value_width: int, dtype: torch.dtype, device: torch.d
     case, scale = cases.case(width, value_width, dtype, device), width**-0.5
     q, k, v, gradient, (_, table, *_) = case
     assert table is not None
+    spans = spans_of(q, segmented, kept=0) if hides else None
+    shown = ALL_KEYS if spans is None else Shown(*spans)
 
     def compute() -> tuple[Tensor, ...]:
-        out, lse, counts, far = forward(q, k, v, table, scale)
-        return out, *backward(gradient, q, k, v, out, lse, counts, far, table, scale)
+        out, lse, counts, far = forward(q, k, v, table, scale, shown)
+        return out, *backward(gradient, q, k, v, out, lse, counts, far, table, scale, shown)
 
-    checks.agree(compute, cases.expected(case, scale), dtype)
+    checks.agree(compute, cases.expected(case, scale, spans), dtype)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from pe.attention.kernels.self_check import Case, inputs, random_on
+from pe.attention.spans import Spans
 from pe.encodings.core.forms import by_count
 
 BATCH, HEADS, LENGTH, ROWS = 2, 2, 250, 24
@@ -27,12 +28,13 @@ def case(width: int, value_width: int, dtype: torch.dtype, device: torch.device)
     return Case(q, k, v, gradient, by_count(random(ROWS, width) * width**-0.5))
 
 
-def expected(case: Case, scale: float) -> tuple[Tensor, ...]:
+def expected(case: Case, scale: float, spans: Spans | None = None) -> tuple[Tensor, ...]:
     """Return o, dq, dk, dv and the gradient of the table, in float64."""
     assert case.form.own is not None
     q, k, v, gradient, table = (t.double() for t in (*case[:4], case.form.own))
     length, last = q.shape[-2], len(table) - 1
-    seen = torch.ones(length, length, dtype=torch.bool, device=q.device).tril()
+    causal = torch.ones(length, length, dtype=torch.bool, device=q.device).tril()
+    seen = causal if spans is None else spans.mask()
     logits = scale * (q @ k.transpose(-1, -2))
     gates = logits.sigmoid() * seen
     counts = gates.flip(-1).cumsum(-1).flip(-1).clamp(max=last)

@@ -63,8 +63,8 @@ def case(
     return Case(q, k, v, gradient, form)
 
 
-def spans_of(q: Tensor, segmented: bool) -> Spans:
-    """Return spans of a window and first keys, whose bounds lie inside of blocks.
+def spans_of(q: Tensor, segmented: bool, kept: int = 3) -> Spans:
+    """Return spans of a window and ``kept`` first keys, whose bounds lie inside of blocks.
 
     With ``segmented`` there are two documents, and padding before and inside them.
     """
@@ -74,7 +74,7 @@ def spans_of(q: Tensor, segmented: bool) -> Spans:
         index = torch.arange(length, device=q.device).expand(q.shape[0], -1)
         documents, padding = index // (length // 2 + 9), (index >= 5).int()
         padding[0, length // 3] = 0
-    return spans(KeyRange(90, None, 3), length, q.device, padding, documents)
+    return spans(KeyRange(90, None, kept), length, q.device, padding, documents)
 
 
 def expected(
