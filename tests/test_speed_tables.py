@@ -112,6 +112,19 @@ def test_a_gpu_is_shown_before_a_cpu_and_the_newest_first() -> None:
     assert tables.best([Speed(speed_records.record(sessions=[], cells=[]))]) is None
 
 
+def test_a_newer_record_of_a_few_encodings_does_not_replace_the_one_of_all() -> None:
+    all_of_them, few = (copy.deepcopy(speed_records.record(run=n)) for n in ("all", "few"))
+    few["sessions"][0]["created"] = "2026-06-01T00:00:00+00:00"
+    few["cells"] = [r for r in few["cells"] if r["system"] in ("nope", "rope", "fire")]
+    best = tables.best([Speed(few), Speed(all_of_them)])
+    assert best is not None
+    assert best.record["run"] == "all"
+    all_of_them["sessions"][0]["hardware"]["device"] = "cpu"
+    best = tables.best([Speed(few), Speed(all_of_them)])
+    assert best is not None
+    assert best.record["run"] == "few", "one of a GPU"
+
+
 def test_the_figure_has_a_line_for_each_encoding_that_costs_something_else() -> None:
     figure = figures_speed.training(speed())
     rates, memory = figure.axes

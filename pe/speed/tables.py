@@ -233,14 +233,18 @@ def _alike(one: Speed, other: Speed) -> bool:
 
 
 def best(speeds: Sequence[Speed]) -> Speed | None:
-    """Return the record to show: a GPU's before a CPU's, the 34 M model's, the newest."""
+    """Return the record to show: a GPU's before a CPU's, the 34 M model's, the newest.
 
-    def worth(speed: Speed) -> tuple[bool, bool, bool, str]:
-        created, chosen = speed.record["sessions"][0]["created"], speed.settings
-        usual = not chosen.get("deterministic")
-        return speed.on_gpu, usual, chosen["recipe"] == "tiny", created
-
+    One of a few encodings does not replace one of more than twice as many.
+    """
     begun = [speed for speed in speeds if speed.record["sessions"]]
+    most = max((len(list(speed.systems())) for speed in begun), default=0)
+
+    def worth(speed: Speed) -> tuple[bool, bool, bool, bool, str]:
+        created, chosen = speed.record["sessions"][0]["created"], speed.settings
+        usual, many = not chosen.get("deterministic"), 2 * len(list(speed.systems())) >= most
+        return speed.on_gpu, usual, chosen["recipe"] == "tiny", many, created
+
     return max(begun, key=worth, default=None)
 
 
