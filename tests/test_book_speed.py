@@ -94,6 +94,27 @@ def test_a_ratio_in_prose_is_the_record_s_and_names_what_is_wrong() -> None:
             book_speed.ratio(speed, text)
 
 
+def test_what_a_window_costs_is_shown_from_the_newest_record_that_has_one() -> None:
+    usual = Speed(speed_records.record())
+    assert book_speed.in_windows([usual]) == ""
+    made = []
+    for year, over in (("2026", 2.4), ("2025", 9.9)):
+        record = speed_records.record(run=f"windows-{year}")
+        record["sessions"][0]["created"] = f"{year}-06-01T00:00:00+00:00"
+        record["settings"]["systems"] = ["nope", "t5+window:512"]
+        rows = [row for row in record["cells"] if row["system"] == "nope"]
+        record["cells"] = rows + [
+            speed_records.row("t5+window:512", n, over * speed_records.NOPE[n])
+            for n in speed_records.NOPE
+        ]
+        made.append(Speed(record))
+    shown = book_speed.in_windows([usual, *made])
+    assert "T5 + window 512" in shown
+    assert "2.40" in shown
+    assert "9.90" not in shown
+    assert "runs/speed/windows-2026" in shown
+
+
 def test_the_summary_puts_what_costs_the_same_on_one_line() -> None:
     lines = [line.split("|")[1:-1] for line in book_speed.summary(
         Speed(speed_records.record())).splitlines()[2:]]  # fmt: skip

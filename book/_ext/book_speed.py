@@ -7,10 +7,12 @@
 | ```{speed} details train      everything about a mode, a tab per length
 | ```{speed} family distance    what the encodings of a family cost
 | ```{speed} peers train        ours beside other libraries'
+| ```{speed} windows            what encodings cost in a window, of the newest GPU's record of that
 | ```{speed} drift | deterministic
 | {speed-ratio}`pope train 16384`    its tokens per second over those of NoPE, in prose
 
 Without a record the page says so, and the blocks that would show it say that nothing is measured.
+Only ``windows`` is empty then.
 """
 
 from __future__ import annotations
@@ -28,10 +30,11 @@ from sphinx.util import logging
 
 from pe import runs
 from pe._errors import unknown
+from pe.encodings.core.spec import part_names
 from pe.figures import speed as figures_speed
 from pe.results.markdown import pipe
 from pe.speed import record, tables
-from pe.speed.names import library, members, title
+from pe.speed.names import library, members, spelled, title
 from pe.speed.record import Speed
 
 log = logging.getLogger(__name__)
@@ -102,11 +105,13 @@ class SpeedBlock(Made):
             machine = tables.machine(best) if best else ""
             return machine if best and best.on_gpu else f"{MADE_BY}\n\n{machine}"
         if best is None:
-            return "" if part == "picture" else NOTHING
+            return "" if part in ("picture", "windows") else NOTHING
         if part == "picture":
             caption = "\n".join(self.content)
             alt = f":alt: {self.options['alt']}\n" if "alt" in self.options else ""
             return f"````{{picture}} {PICTURE}\n{alt}\n{caption}\n````"
+        if part == "windows":
+            return in_windows(self.book.speeds.all)
         if part == "details":
             return details(best, mode)
         if part == "peers":
@@ -133,7 +138,8 @@ class SpeedBlock(Made):
 MODE = "a mode such as train"
 PARTS = {
     "machine": "", "picture": "", "summary": "", "overview": MODE, "details": MODE,
-    "family": "the name of a family", "peers": MODE, "drift": "", "deterministic": "",
+    "windows": "", "family": "the name of a family", "peers": MODE, "drift": "",
+    "deterministic": "",
 }  # fmt: skip
 """The parts of the page, and what stands after each."""
 
@@ -145,6 +151,24 @@ def details(speed: Speed, mode: str) -> str:
         for n in tables.known_lengths(speed, mode)
     ]
     return "\n".join(["``````{tab-set}", *tabs, "``````"]) if tabs else NOTHING
+
+
+def in_windows(speeds: Sequence[Speed]) -> str:
+    """Write what training costs in a window, from the newest GPU's record that has one, or ""."""
+    made = [
+        speed
+        for speed in speeds
+        if speed.on_gpu
+        and any("window" in part_names(spelled(system)[0]) for system in _ours(speed))
+    ]
+    if not made:
+        return ""
+    newest = max(made, key=lambda speed: str(speed.record["sessions"][0]["created"]))
+    return narrow(tables.costs(newest, _ours(newest))) + "\n\n" + tables.machine(newest)
+
+
+def _ours(speed: Speed) -> list[str]:
+    return [system for system in speed.systems("train") if not library(system)]
 
 
 def summary(speed: Speed) -> str:
