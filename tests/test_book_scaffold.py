@@ -220,7 +220,7 @@ def test_the_rates_of_every_are_the_best_that_were_tried_on_its_text() -> None:
         assert min(losses) < used < max(losses)
 
 
-def test_dape_predicts_best_of_all_rows_and_that_is_not_the_seeds_spread() -> None:
+def test_what_every_says_of_dape_beside_all_other_rows() -> None:
     every = committed().rows("every")
     for m in (1, 2, 4, 8, 16):
         values = {label: measure(row.of([0]), f"ppl@{m}x").value for label, row in every.items()}
@@ -231,6 +231,9 @@ def test_dape_predicts_best_of_all_rows_and_that_is_not_the_seeds_spread() -> No
     }
     assert min(min(values) for values in losses.values()) == losses["dape"][0]
     assert losses["rope"][0] - losses["dape"][0] > abs(losses["rope"][1] - losses["rope"][0])
+    answered = {label for label, row in every.items()
+                if measure(row, "multivalue@16x").value}  # fmt: skip
+    assert answered == {"dape", "stickbreaking"}
     (speed,) = (Speed(r.read()) for r in find(ROOT / "runs") if r.name == "h200-2")
     slower = speed.result("nope", "train", 1024)["tokens_per_second"]
     slower /= speed.result("dape", "train", 1024)["tokens_per_second"]
