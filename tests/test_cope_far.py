@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 import triton.language as tl
-from cope_cases import agree, computed, made
+from cope_cases import computed, made
+from kernel_cases import agree
 from torch import Tensor
 
 from pe.attention.kernels.cope import far as cope_far

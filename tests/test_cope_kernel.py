@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from cope_cases import agree, computed, made
-from kernel_cases import catches, on_both, poison
+from cope_cases import computed, made
+from kernel_cases import agree, catches, on_both, poison
 from torch import Tensor
 
 import pe
@@ -34,7 +34,7 @@ from pe.model import PEForCausalLM
     [(1, 2), (1, 9), (65, 12), (65, 66), (128, 129), (200, 24)],
 )
 def test_kernels_agree_with_the_definition(length: int, npos: int) -> None:
-    """A table with fewer rows than tokens ends within the text, and blocks beyond it are alike."""
+    """With fewer rows than tokens, counts reach the last row of the table within the text."""
     enc = made(32, npos)
     case: dict[str, Any] = {"length": length, "heads": 2, "kv": 1, "width": 32}
     agree(computed(enc, "kernel", **case), computed(enc, "dense", **case))
@@ -73,7 +73,7 @@ def test_kernels_agree_in_windows_and_chunks(
     case: dict[str, Any] = {
         "length": length, "heads": heads, "kv": 1, "width": 16, "hidden": hidden
     }  # fmt: skip
-    agree(computed(enc, "kernel", **case), computed(enc, "dense", **case))
+    agree(computed(enc, "kernel", **case), computed(enc, "dense", **case), rounding=5e-6)
 
 
 @pytest.mark.parametrize("npos", [20, 21, 64])

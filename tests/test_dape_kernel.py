@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
+import kernel_cases
 import pytest
 import torch
-from kernel_cases import catches, on_both, poison
+from kernel_cases import agree, catches, on_both, path_on_a_gpu, poison
 from torch import Tensor
 
-import pe
 from pe.attention import choose
 from pe.attention.available import INTERPRETED
 from pe.attention.choose import path_for
@@ -28,30 +27,13 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(plan, "BN", 16)
 
 
-def computed(
-    enc: DAPE, backend: str, length: int, kv: int, batch: int = 2, width: int = 16
-) -> dict[str, Tensor]:
+def computed(enc: DAPE, backend: str, length: int, kv: int, batch: int = 2) -> dict[str, Tensor]:
     """Output and gradients by name; the definition's are in float64."""
     torch.manual_seed(length)
-    wide = torch.float64 if backend == "dense" else torch.float32
-    q, k, v = (
-        (2 * torch.randn(batch, heads, length, width)).to(wide).requires_grad_()
-        for heads in (enc.num_heads, kv, kv)
-    )
-    direction = torch.randn(batch, enc.num_heads, length, width)
-    enc = copy.deepcopy(enc).to(wide)
-    out = pe.attend(enc, q, k, v, backend=backend)
-    named = {"q": q, "k": k, "v": v, **dict(enc.named_parameters())}
-    found = torch.autograd.grad((out * direction).sum(), list(named.values()))
-    return {"out": out.detach()} | dict(zip(named, found, strict=True))
-
-
-def agree(fast: dict[str, Tensor], exact: dict[str, Tensor]) -> None:
-    for name, want in exact.items():
-        assert torch.isfinite(fast[name]).all(), name
-        error = float((fast[name] - want).norm())
-        assert error <= 2e-5 * float(want.norm()) + 1e-6, (name, error, float(want.norm()))
-        assert name == "head_bias" or float(want.norm()) > 1e-3, name
+    heads, width = enc.num_heads, 16
+    inputs = [2 * torch.randn(batch, h, length, width) for h in (heads, kv, kv)]
+    direction = torch.randn(batch, heads, length, width)
+    return kernel_cases.computed(enc, backend, inputs, direction)
 
 
 @pytest.mark.parametrize(
@@ -70,6 +52,8 @@ def test_kernels_agree_with_the_definition(
     if length == 1:  # a single weight is 1, whatever its logit
         exact = {name: exact[name] for name in ("out", "v")}
     agree(fast, exact)
+    # Adding a number to all logits of a query changes nothing.
+    assert all(float(exact[name].norm()) > 1e-3 for name in exact if name != "head_bias")
 
 
 BLOCKS = [
@@ -115,18 +99,15 @@ def test_large_logits_do_not_overflow() -> None:
     agree(computed(enc, "kernel", 20, 2), exact)
 
 
+@pytest.mark.parametrize(("spec", "path"), [
+    ("dape", "kernel"), ("dape+rope", "matrix"), ("dape+ssmax", "matrix"),
+    ("dape+window:8", "matrix"), ("sinusoidal+dape", "kernel"),
+])  # fmt: skip
 def test_what_turns_scales_or_hides_keeps_dape_from_the_kernel(
-    monkeypatch: pytest.MonkeyPatch,
+    spec: str, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(choose, "unavailable_reason", lambda device: None)
-    cuda = torch.device("cuda", 0)
-    for spec, path in (
-        ("dape", "kernel"), ("dape+rope", "matrix"), ("dape+ssmax", "matrix"),
-        ("dape+window:8", "matrix"), ("sinusoidal+dape", "kernel"),
-    ):  # fmt: skip
-        enc = pe.encoding(spec, hidden_size=32, head_dim=16, num_heads=2, original_length=24)
-        for width in (64, 128):
-            assert path_for(enc, cuda, torch.bfloat16, 32, head_dim=width) == path, spec
+    for width in (64, 128):
+        assert path_on_a_gpu(monkeypatch, spec, width) == path
 
 
 @pytest.mark.parametrize(("heads", "units", "path"), [

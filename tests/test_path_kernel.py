@@ -7,14 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from kernel_cases import catches, on_both, poison
+from kernel_cases import catches, on_both, path_on_a_gpu, poison
 from torch import Tensor
 from torch.nn.functional import normalize
 
-import pe
-from pe.attention import choose
 from pe.attention.available import INTERPRETED
-from pe.attention.choose import path_for
 
 path = pytest.importorskip("pe.attention.kernels.path", reason="needs triton")
 pytestmark = pytest.mark.skipif(not INTERPRETED, reason="kernels are compiled here")
@@ -116,18 +113,15 @@ def test_large_logits_do_not_overflow() -> None:
     assert float((fast[0] - exact[0]).norm()) < 1e-3 * float(exact[0].norm())
 
 
+@pytest.mark.parametrize(("spec", "way"), [
+    ("path", "kernel"), ("path+rope", "matrix"), ("path+fox", "matrix"),
+    ("path+window:8", "matrix"), ("sinusoidal+path", "kernel"),
+])  # fmt: skip
 def test_what_else_changes_logits_or_hides_keys_is_left_to_torch(
-    monkeypatch: pytest.MonkeyPatch,
+    spec: str, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(choose, "unavailable_reason", lambda device: None)
-    cuda = torch.device("cuda", 0)
-    for spec, way in (
-        ("path", "kernel"), ("path+rope", "matrix"), ("path+fox", "matrix"),
-        ("path+window:8", "matrix"), ("sinusoidal+path", "kernel"),
-    ):  # fmt: skip
-        enc = pe.encoding(spec, hidden_size=32, head_dim=16, num_heads=2, original_length=24)
-        for width in (16, 32, 64, 128):
-            assert path_for(enc, cuda, torch.bfloat16, 32, head_dim=width) == way, spec
+    for width in (16, 32, 64, 128):
+        assert path_on_a_gpu(monkeypatch, spec, width) == way
 
 
 def test_a_model_on_kernels_has_the_loss_and_gradients_of_one_on_matrices() -> None:

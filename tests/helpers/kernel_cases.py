@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+import pe
+from pe.attention import choose
+from pe.encodings import Encoding
 from pe.model import PEForCausalLM
 from pe.model.config import PEConfig
 
@@ -26,6 +30,39 @@ def poison(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(Tensor, "new_empty", poisoned(Tensor.new_empty))
     monkeypatch.setattr(torch, "empty_like", poisoned(torch.empty_like))
+
+
+def computed(
+    enc: Encoding, backend: str, inputs: Sequence[Tensor], direction: Tensor
+) -> dict[str, Tensor]:
+    """Output, and gradients of q, k, v and the encoding's parameters by name.
+
+    Those of the definition, the backend ``dense``, are in float64. In float32 it would be no judge
+    of CoPE: where a count is a whole number but for rounding, the gradient jumps.
+    """
+    wide = torch.float64 if backend == "dense" else torch.float32
+    q, k, v = (x.detach().to(wide).requires_grad_() for x in inputs)
+    enc = copy.deepcopy(enc).to(wide)
+    out = pe.attend(enc, q, k, v, backend=backend)
+    of_encoding = {name.rpartition(".")[2]: x for name, x in enc.named_parameters()}
+    named = {"q": q, "k": k, "v": v} | of_encoding
+    found = torch.autograd.grad((out * direction).sum(), list(named.values()))
+    return {"out": out.detach()} | dict(zip(named, found, strict=True))
+
+
+def agree(fast: Mapping[str, Tensor], exact: Mapping[str, Tensor], rounding: float = 1e-6) -> None:
+    """Compare norms of differences; ``rounding`` is allowed where the exact value is 0."""
+    for name, want in exact.items():
+        assert torch.isfinite(fast[name]).all(), name
+        error = float((fast[name] - want).norm())
+        assert error <= 2e-5 * float(want.norm()) + rounding, (name, error, float(want.norm()))
+
+
+def path_on_a_gpu(monkeypatch: pytest.MonkeyPatch, spec: str, width: int) -> str:
+    """Return how a GPU on which the kernels run would compute attention in bfloat16."""
+    monkeypatch.setattr(choose, "unavailable_reason", lambda device: None)
+    enc = pe.encoding(spec, hidden_size=32, head_dim=16, num_heads=2, original_length=24)
+    return choose.path_for(enc, torch.device("cuda", 0), torch.bfloat16, 32, head_dim=width)
 
 
 def language_loss(model: PEForCausalLM, ids: Tensor) -> Tensor:
