@@ -13,7 +13,7 @@ from torch.nn.functional import normalize
 
 from pe.attention.available import INTERPRETED
 
-path = pytest.importorskip("pe.attention.kernels.path", reason="needs triton")
+path = pytest.importorskip("pe.attention.kernels.path.op", reason="needs triton")
 pytestmark = pytest.mark.skipif(not INTERPRETED, reason="kernels are compiled here")
 
 

@@ -16,7 +16,7 @@ from pe.encodings.core.forms import TABLE
 CPU = torch.device("cpu")
 SHORT = {
     "flash.self_check.LENGTH": 70, "cope.self_check.LENGTH": 70, "stickbreaking.op.CHECKED": 70,
-    "dape.LENGTH": 24, "path.LENGTH": 70,
+    "dape.LENGTH": 24, "path.op.LENGTH": 70,
 }  # fmt: skip
 """Tokens of the checks, which are longer on a GPU."""
 CHECKS: dict[str, tuple[Any, ...]] = {
@@ -24,7 +24,7 @@ CHECKS: dict[str, tuple[Any, ...]] = {
     "cope.op": (16, 16, torch.float32, CPU, True),
     "stickbreaking.op": (1, 16, 16, torch.float32, CPU),
     "dape": (2, 32, torch.float32, CPU),
-    "path": (16, 16, torch.float32, CPU),
+    "path.op": (16, 16, torch.float32, CPU),
     "clex": (4, 8, "tanh", CPU),
 }
 

@@ -384,10 +384,10 @@ def compute(
         attend = BACKENDS[backend or "sdpa"]
         return attend(q, k, v, scale=scale, bias=bias.whole, mask=mask, sink=sink)
     from pe.attention.kernels import dape as dape_ops
-    from pe.attention.kernels import path as path_ops
     from pe.attention.kernels.cope import op as cope_ops
     from pe.attention.kernels.flash import op as ops
     from pe.attention.kernels.flash.launch import ALL_KEYS
+    from pe.attention.kernels.path import op as path_ops
     from pe.attention.kernels.stickbreaking import op as sticks
 
     kind, own, parts, reach = bias.form

@@ -1,0 +1,1 @@
+"""Kernels for PaTH attention (arXiv:2505.16381)."""
