@@ -218,6 +218,10 @@ def test_the_rates_of_every_are_the_best_that_were_tried_on_its_text() -> None:
         used = run.record["recipe"]["learning_rate"]
         assert min(losses, key=losses.__getitem__) == used
         assert min(losses) < used < max(losses)
+    losses, run = tried["stickbreaking"], committed().rows("every")["stickbreaking"].runs[0]
+    used = run.record["recipe"]["learning_rate"]
+    assert min(losses, key=losses.__getitem__) == pytest.approx(used / 3, rel=1e-3)
+    assert used not in tried["dape"]  # "the two cannot be compared"
 
 
 def test_what_every_says_of_dape_beside_all_other_rows() -> None:

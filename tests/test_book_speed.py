@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from pathlib import Path
@@ -113,6 +114,23 @@ def test_what_a_window_costs_is_shown_from_the_newest_record_that_has_one() -> N
     assert "2.40" in shown
     assert "9.90" not in shown
     assert "runs/speed/windows-2026" in shown
+
+
+def test_what_the_page_says_of_steps_with_a_window_is_in_the_record() -> None:
+    record = json.loads((book_site.ROOT / "runs/speed/windows/speed.json").read_text())
+    speed = Speed(record)
+    over = {
+        system.partition("+")[0]: speed.ratio(system, "train", 16384) or 0.0
+        for system in speed.systems("train")
+        if system != "nope"
+    }
+    assert min(over, key=lambda name: over[name]) == "cope"
+    for name in ("cope", "relative_content"):  # "gain next to nothing"
+        assert 0.95 < over.pop(name) < 1.15
+    slower = sorted(name for name in over if over[name] <= 2)
+    assert slower == ["fire", "stickbreaking"]  # "most encodings ... more than twice as fast"
+    for name in ("t5", "bam", "pope"):
+        assert over[name] < min(over[other] for other in ("rope", "alibi", "kerple_log", "fox"))
 
 
 def test_the_summary_puts_what_costs_the_same_on_one_line() -> None:

@@ -194,19 +194,3 @@ def test_the_profile_says_what_the_step_lost(monkeypatch: pytest.MonkeyPatch) ->
     assert f"a step of {tokens:,} tokens" in text
     assert "MFU 25.0%" in text
     assert "50% of it reached" in text
-
-
-def test_steps_are_shown_beside_the_first_of_them(tmp_path: Path) -> None:
-    rows = [
-        {"system": f"pe:{spec}", "tokens_per_second": rate, "peak_memory_gib": 1.0}
-        for spec, rate in (("nope", 1000), ("nope+window:512", 2500))
-    ]
-    record = {
-        "rows": rows, "recipe": "tiny", "batch": [4, 64], "rounds": 3, "created": "2026-01-02T03",
-        "hardware": {"count": 1, "name": "card"}, "versions": {"torch": "2"},
-        "code": {"commit": "a" * 40},
-    }  # fmt: skip
-    (tmp_path / "2026-01-02-x-windows-step.json").write_text(json.dumps(record))
-    assert book_scaling.records(tmp_path, "windows-step") == [record]
-    assert "2,500" in book_scaling.steps(record)
-    assert "2.50" in book_scaling.steps(record)

@@ -81,7 +81,7 @@ pretrained) # all parts are in $WORK/parts; TRIALS, MORE; MINI=--mini to rehears
     >"$WORK/pretrained.log" 2>&1 & echo $! >"$WORK/pretrained.pid" ;;
 speed) # MORE: options of pe speed; a record that travelled with the tree is continued
   mkdir -p "$WORK/tree/runs" && cp -r "$FROM/runs/speed" "$WORK/tree/runs/" || exit 1
-  setsid nohup $PYTHON -c 'from pe.cli import main; main()' speed $MORE \
+  PE_COMMAND="pe speed $MORE" setsid nohup $PYTHON -c 'from pe.cli import main; main()' speed $MORE \
     >"$WORK/speed.log" 2>&1 & echo $! >"$WORK/speed.pid" ;;
 scaling) # MORE: options of scaling.py, whose record goes to $OUT as it grows
   $PYTHON "$WORK/code/benchmarks/scaling.py" --out "$OUT/scaling.json" $MORE 2>&1 | tee "$OUT/scaling.log" ;;

@@ -1,6 +1,5 @@
-"""Training steps as benchmarks/scaling.py timed them, and train_speed.py before `pe speed`.
+"""Training steps as benchmarks/scaling.py timed them.
 
-| ```{step-speed} windows-step  encodings beside the first of them: tokens/s, memory; newest record
 | ```{scaling} speed      tokens/s, MFU, memory by size and number of GPUs
 | ```{scaling} memory     the largest model, with the options that save memory
 | ```{scaling} cost       hours that the studies of the page take, by number of GPUs
@@ -35,9 +34,9 @@ GPUS = 1, 2, 4, 8
 Record = dict[str, Any]
 
 
-def records(folder: Path = RESULTS, name: str = "scaling") -> list[Record]:
-    """Read the records DATE-MACHINE-NAME.json, the latest date first."""
-    paths = sorted(folder.glob(f"*-{name}.json"), reverse=True)
+def records(folder: Path = RESULTS) -> list[Record]:
+    """Read the records DATE-MACHINE-scaling.json, the latest date first."""
+    paths = sorted(folder.glob("*-scaling.json"), reverse=True)
     return [json.loads(path.read_text()) for path in paths]
 
 
@@ -264,30 +263,6 @@ def machine(record: dict[str, Any]) -> str:
         f"{hardware['count']} × {hardware['name']}, torch {record['versions']['torch']}, commit "
         f"`{commit[:12]}`, {record['created'][:10]}."
     )
-
-
-def steps(record: dict[str, Any]) -> str:
-    """Write a record of train_speed. Speeds are divided by that of the first system."""
-    rows, first = record["rows"], record["rows"][0]["tokens_per_second"]
-    lines = [
-        [row["system"].removeprefix("pe:"), whole(row["tokens_per_second"]),
-         f"{row['tokens_per_second'] / first:.2f}", f"{row['peak_memory_gib']:.1f} GiB"]
-        for row in rows
-    ]  # fmt: skip
-    heads = ["encoding", "tokens/s", "times as fast", "memory"]
-    batch = " × ".join(map(whole, record["batch"]))
-    return (
-        f"{pipe(heads, lines, 1)}\n\nRecipe `{record['recipe']}`, batches of {batch} tokens, "
-        f"median of {record['rounds']} rounds, the systems in turns. {machine(record)}"
-    )
-
-
-class StepSpeed(Made):
-    """`steps` of the newest record of a name."""
-
-    def text(self) -> str:
-        known = records(name=self.arguments[0])
-        return steps(known[0]) if known else NOT_YET
 
 
 class Scaling(Made):

@@ -105,7 +105,6 @@ DIRECTIVES: dict[str, type[SphinxDirective]] = {
     "searches": book_tables.Searches,
     "settings": book_plans.Settings,
     "speed": book_speed.SpeedBlock,
-    "step-speed": book_scaling.StepSpeed,
     "study-table": book_tables.StudyTable,
     "sweep-table": book_tables.SweepTable,
     "tasks": book_tasks.Tasks,
