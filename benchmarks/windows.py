@@ -1,13 +1,16 @@
 """Compare the cost of sliding windows with full attention and with torch's flex attention.
 
     python benchmarks/windows.py --out windows.csv                 # 4 x 16,384 tokens
+    python benchmarks/windows.py --windows 512 --encodings alibi,t5,fire,cope
 
 It times attention alone, forward and backward in bfloat16, in one process and in turns. The systems
 are torch's fused causal attention (which NoPE and RoPE use without a window) and our kernels
 without a window; and for each window our kernels, the same with first keys and a sink, the same
-with ALiBi, and compiled `torch.nn.attention.flex_attention` with a block mask. Memory is the peak
-without the inputs. Before that, the output of each system is compared with torch's attention under
-a mask on the last `CHECKED` queries. This command measures a whole training step:
+with each encoding of ``--encodings``, and compiled `torch.nn.attention.flex_attention` with a block
+mask. What an encoding does to queries, keys and the layer's input, and the gradients of its
+parameters, are part of the time. Memory is the peak without the inputs. Before that, the output of
+each system without a bias is compared with torch's attention under a mask on the last `CHECKED`
+queries. This command measures a whole training step:
 
     pe speed --recipe tiny --lengths 16384 --modes train --peers none --name windows \\
         --encodings nope+window:512,rope+window:512
@@ -30,8 +33,9 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.nn.functional import scaled_dot_product_attention
 
 import pe
+from pe.speed.names import title
 
-HEADS, WIDTH, CHECKED = 8, 64, 256
+HEADS, WIDTH, CHECKED, TRAINED = 8, 64, 256, 1024
 TOLERANCE = 2e-2
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -45,13 +49,22 @@ class System(NamedTuple):
     attend: Attend
     checked: bool = True
     """It computes plain attention in that window, without a bias or a sink."""
+    parameters: tuple[Tensor, ...] = ()
+    """What learns besides queries, keys and values."""
 
 
-def ours(spec: str) -> Attend:
+def ours(name: str, spec: str, window: int, layer_input: Tensor) -> System:
     """`pe.attend` with this encoding."""
-    enc = pe.encoding(spec, head_dim=WIDTH, num_heads=HEADS).to("cuda")
+    enc = pe.encoding(
+        spec, head_dim=WIDTH, num_heads=HEADS, hidden_size=HEADS * WIDTH, original_length=TRAINED
+    ).to("cuda")
     backend = "kernel" if spec == "nope" else None
-    return lambda q, k, v: pe.attend(enc, q, k, v, backend=backend)
+    x = layer_input if enc.state_size else None
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return pe.attend(enc, q, k, v, backend=backend, layer_input=x)
+
+    return System(name, window, attend, name in ("ours", "ours full"), tuple(enc.parameters()))
 
 
 def flex(window: int, length: int) -> Attend:
@@ -65,16 +78,19 @@ def flex(window: int, length: int) -> Attend:
     return lambda q, k, v: compiled(q, k, v, block_mask=mask)
 
 
-def systems(windows: list[int], length: int) -> Iterator[System]:
+def systems(
+    windows: list[int], encodings: list[str], length: int, layer_input: Tensor
+) -> Iterator[System]:
     yield System(
         "torch full", 0, lambda q, k, v: scaled_dot_product_attention(q, k, v, is_causal=True)
     )
-    yield System("ours full", 0, ours("nope"))
+    yield ours("ours full", "nope", 0, layer_input)
     for window in windows:
-        yield System("ours", window, ours(f"window:{window}"))
-        yield System("ours, 4 first keys and a sink", window,
-                     ours(f"window:{window}+sinks:4+sink"), checked=False)  # fmt: skip
-        yield System("ours, ALiBi", window, ours(f"alibi+window:{window}"), checked=False)
+        seen = f"window:{window}"
+        yield ours("ours", seen, window, layer_input)
+        yield ours("ours, 4 first keys and a sink", f"{seen}+sinks:4+sink", window, layer_input)
+        for name in encodings:
+            yield ours(f"ours, {title(name)}", f"{name}+{seen}", window, layer_input)
         yield System("flex attention", window, flex(window, length))
 
 
@@ -93,14 +109,15 @@ def error(system: System, inputs: list[Tensor]) -> float:
 def measured(system: System, inputs: list[Tensor], repeats: int) -> tuple[float, float, float]:
     """Milliseconds forward and backward, and peak memory in GiB."""
     q, k, v, gradient = inputs
+    learned = (q, k, v, *system.parameters)
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     out = system.attend(q, k, v)
-    torch.autograd.grad(out, (q, k, v), gradient, retain_graph=True)
+    torch.autograd.grad(out, learned, gradient, retain_graph=True)
     peak = (torch.cuda.max_memory_allocated() - before) / 2**30
     forth = milliseconds(lambda: system.attend(q, k, v), repeats)
     back = milliseconds(
-        lambda: torch.autograd.grad(out, (q, k, v), gradient, retain_graph=True), repeats
+        lambda: torch.autograd.grad(out, learned, gradient, retain_graph=True), repeats
     )
     return forth, back, peak
 
@@ -109,6 +126,7 @@ def main() -> None:
     """Check, time in turns, print and write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--windows", default="128,512,2048", help="tokens, separated by commas")
+    parser.add_argument("--encodings", default="alibi", help="separated by commas")
     parser.add_argument("--length", type=int, default=16_384)
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=3, help="turns; the median counts")
@@ -127,7 +145,11 @@ def main() -> None:
     ]
     for x in inputs[:3]:
         x.requires_grad_()
-    every = list(systems([int(w) for w in options.windows.split(",")], options.length))
+    x = torch.randn(
+        options.batch, options.length, HEADS * WIDTH, device="cuda", generator=generator
+    )
+    windows = [int(window) for window in options.windows.split(",")]
+    every = list(systems(windows, options.encodings.split(","), options.length, x.bfloat16()))
     for system in every:
         if system.checked and (off := error(system, inputs)) > TOLERANCE:
             raise RuntimeError(f"{system.name}, window {system.window}: off by {off:.1g}")
