@@ -114,6 +114,11 @@ def test_what_a_window_costs_is_shown_from_the_newest_record_that_has_one() -> N
     assert "2.40" in shown
     assert "9.90" not in shown
     assert "runs/speed/windows-2026" in shown
+    record = json.loads((book_site.ROOT / "runs/speed/windows/speed.json").read_text())
+    lines = book_speed.in_windows([Speed(record)]).splitlines()
+    costs = [re.search(r"(\d\.\d\d) ·", line) for line in lines]
+    over = [float(cost[1]) for cost in costs if cost]
+    assert over == sorted(over, reverse=True), "the fastest first"
 
 
 def test_what_the_page_says_of_steps_with_a_window_is_in_the_record() -> None:

@@ -18,6 +18,7 @@ Only ``windows`` is empty then.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -154,7 +155,10 @@ def details(speed: Speed, mode: str) -> str:
 
 
 def in_windows(speeds: Sequence[Speed]) -> str:
-    """Write what training costs in a window, from the newest GPU's record that has one, or ""."""
+    """Write what training costs in a window, from the newest GPU's record that has one, or "".
+
+    The fastest at the longest length comes first, after NoPE.
+    """
     made = [
         speed
         for speed in speeds
@@ -164,7 +168,13 @@ def in_windows(speeds: Sequence[Speed]) -> str:
     if not made:
         return ""
     newest = max(made, key=lambda speed: str(speed.record["sessions"][0]["created"]))
-    return narrow(tables.costs(newest, _ours(newest))) + "\n\n" + tables.machine(newest)
+    length = newest.lengths("train")[-1]
+
+    def speed_over_nope(system: str) -> float:
+        return math.inf if system == "nope" else newest.ratio(system, "train", length) or 0.0
+
+    ordered = sorted(_ours(newest), key=speed_over_nope, reverse=True)
+    return narrow(tables.costs(newest, ordered)) + "\n\n" + tables.machine(newest)
 
 
 def _ours(speed: Speed) -> list[str]:

@@ -166,7 +166,10 @@ def _rate(result: Result) -> str:
 
 
 def costs(speed: Speed, asked: Sequence[str]) -> str:
-    """Write a table of training's cost by length: path, speed over that of NoPE, memory."""
+    """Write a table of training's cost by length: path, speed over that of NoPE, memory.
+
+    The lines are in the order of ``asked``.
+    """
 
     def path(system: str) -> str:
         results = (speed.result(system, "train", n) for n in speed.lengths("train"))
@@ -178,7 +181,8 @@ def costs(speed: Speed, asked: Sequence[str]) -> str:
         text = f"{_rate(result)}/s" if ratio is None else f"{ratio:.2f}"
         return text + ("" if memory is None else f" · {memory:.1f} GiB")
 
-    lines = {s: [title(s), path(s)] for s in shown(speed, "train") if s in asked}
+    there = set(shown(speed, "train"))
+    lines = {s: [title(s), path(s)] for s in asked if s in there}
     table = _by_length(speed, "train", ["encoding", "attention"], lines, cell)
     absent = [title(m) for m in asked if m not in speed.settings["systems"]]
     note = f"\n\n*Not asked of this record: {', '.join(absent)}.*" if absent else ""
