@@ -23,6 +23,7 @@ from book_record_pages import record_page  # noqa: E402
 from pe.recipes.named import recipe as named_recipe  # noqa: E402
 from pe.results import intervals  # noqa: E402
 from pe.results import rows as results  # noqa: E402
+from pe.results.difference import NO_DIFFERENCE, write_difference  # noqa: E402
 from pe.results.measure import beside_cutting, cut, measure  # noqa: E402
 from pe.results.quantities import windows  # noqa: E402
 from pe.speed.record import Speed, find  # noqa: E402
@@ -242,6 +243,24 @@ def test_what_every_says_of_dape_beside_all_other_rows() -> None:
     slower = speed.result("nope", "train", 1024)["tokens_per_second"]
     slower /= speed.result("dape", "train", 1024)["tokens_per_second"]
     assert 3.5 < slower < 4.5  # "about four times as long", in README and the ledger of claims
+
+
+def test_what_pages_say_of_rope_at_the_training_length_holds_for_every_row_with_two_seeds() -> None:
+    """choosing, every and README: no difference over seeds, and losses on one side of RoPE's."""
+    every = committed().rows("every")
+    several = [label for label, row in every.items() if len(row.seeds) > 1 and label != "rope"]
+    assert several
+    for label in several:
+        assert write_difference(every[label], every["rope"], "ppl@1x") == NO_DIFFERENCE, label
+    losses = {
+        label: [run.record["training"]["validation_loss"] for run in row.runs]
+        for label, row in every.items()
+    }
+    for label in ("stickbreaking", "fox", "alibi"):
+        assert all(a < b for a, b in zip(losses[label], losses["rope"], strict=True))
+    first = {label: values[0] for label, values in losses.items()}
+    between = ("stickbreaking", "kerple_log", "t5", "fox")
+    assert all(first["fire"] < first[label] < first["alibi"] for label in between)
 
 
 def untrained_yarn(study: str, method: str, parent: str, seed: int) -> bool:
