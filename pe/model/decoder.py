@@ -380,10 +380,15 @@ class PEModel(PEPreTrainedModel):
             # accepted unread; a longer one leaves the graph so that they can be read.
             if positions.shape[-1] <= limit:
                 return
-            torch._dynamo.graph_break()
-        farthest = positions.shape[-1] - 1 if counted else int(positions.max())
-        if farthest >= limit:
-            raise PositionError(farthest, limit, self.config.pe)
+        _refuse_from(limit, positions, counted, self.config.pe)
+
+
+@torch.compiler.disable  # torch 2.11 cannot compile what raises after a break of the graph
+def _refuse_from(limit: int, positions: Tensor, counted: bool, spec: str) -> None:
+    """Raise PositionError if a position is ``limit`` or more; see `_refuse_too_far`."""
+    farthest = positions.shape[-1] - 1 if counted else int(positions.max())
+    if farthest >= limit:
+        raise PositionError(farthest, limit, spec)
 
 
 class PEForCausalLM(PEPreTrainedModel, GenerationMixin):
