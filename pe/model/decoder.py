@@ -375,11 +375,10 @@ class PEModel(PEPreTrainedModel):
         limit, _ = tightest(self.encodings)
         if limit is None or positions.numel() == 0:
             return
-        if torch.compiler.is_compiling():
-            # A compiled graph cannot read positions. A sequence that is no longer than the limit is
-            # accepted unread; a longer one leaves the graph so that they can be read.
-            if positions.shape[-1] <= limit:
-                return
+        # A compiled graph cannot read positions. A sequence that is no longer than the limit is
+        # accepted unread; a longer one leaves the graph so that they can be read.
+        if torch.compiler.is_compiling() and positions.shape[-1] <= limit:
+            return
         _refuse_from(limit, positions, counted, self.config.pe)
 
 
