@@ -111,7 +111,7 @@ def _from_raw(name: str, raw: Mapping[str, Any]) -> Source:
     with quiet():
         try:
             whole = CONFIG_MAPPING[kind].from_dict(json.loads(json.dumps(raw)))
-        except Exception as error:  # the classes check their fields with whatever comes to hand
+        except Exception as error:  # the classes raise errors of many types for a wrong field
             reason = " ".join(str(error.__cause__ or error).split())
             written = [block.get(key) for block in blocks(raw).values() for key in TYPE_KEYS]
             old = next((word for word in written if word in OLD_NAMES), None)

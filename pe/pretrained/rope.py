@@ -83,7 +83,7 @@ class Rope(Frozen):
         chosen = settings.get("attention_factor")
         own = magnitude(self.factor)
         if self.kind == "yarn" and chosen is not None and abs(chosen - own) < 1e-6:
-            del settings["attention_factor"]  # it follows from the factor: let it follow
+            del settings["attention_factor"]  # it follows from the factor, so it must change too
         return self.model_copy(update={"settings": settings})
 
     def unit(self, trained: int) -> float:

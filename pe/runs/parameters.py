@@ -62,7 +62,7 @@ def launcher(overrides: Iterable[str] = ()) -> Callable[[Callable[P, F]], Callab
     of the command. In a kernel, errors are shown in one line from then on (`in_one_line`).
 
     Args:
-        overrides: names that belong into the parameter ``overrides``; the error for one that is
+        overrides: names that belong in the parameter ``overrides``; the error for one that is
             given as a parameter says so.
     """
     fields = frozenset(overrides)
