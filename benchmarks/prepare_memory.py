@@ -31,7 +31,7 @@ DOCUMENT = 4000
 
 
 def documents(size: int) -> Iterator[str]:
-    """Texts of about DOCUMENT characters, ``size`` bytes in all."""
+    """Yield texts of about DOCUMENT characters, ``size`` bytes in all."""
     folder, written = Path(np.__file__).parents[1], 0
     for number, path in enumerate(itertools.cycle(sorted(folder.rglob("*.py")))):
         text = path.read_text(encoding="utf-8", errors="ignore")

@@ -48,14 +48,14 @@ class System(NamedTuple):
 
 
 def ours(spec: str) -> Attend:
-    """`pe.attend` with this encoding."""
+    """Return `pe.attend` with this encoding, as a function."""
     enc = pe.encoding(spec, head_dim=WIDTH, num_heads=HEADS).to("cuda")
     backend = "kernel" if spec == "nope" else None
     return lambda q, k, v: pe.attend(enc, q, k, v, backend=backend)
 
 
 def flex(window: int, length: int) -> Attend:
-    """torch's flex attention with the same window, compiled."""
+    """Return torch's flex attention with the same window, compiled."""
 
     def seen(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         return (j <= i) & (i - j < window)
@@ -79,7 +79,7 @@ def systems(windows: list[int], length: int) -> Iterator[System]:
 
 
 def error(system: System, inputs: list[Tensor]) -> float:
-    """Relative error of the last queries' output against torch's attention under a mask."""
+    """Return the relative error of the last queries' output; torch's attention is the reference."""
     q, k, v = (x.detach() for x in inputs[:3])
     length = q.shape[2]
     index = torch.arange(length, device="cuda")
@@ -91,7 +91,7 @@ def error(system: System, inputs: list[Tensor]) -> float:
 
 
 def measured(system: System, inputs: list[Tensor], repeats: int) -> tuple[float, float, float]:
-    """Milliseconds forward and backward, and peak memory in GiB."""
+    """Return the milliseconds forward and backward, and the peak memory in GiB."""
     q, k, v, gradient = inputs
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()

@@ -32,7 +32,7 @@ with tempfile.TemporaryDirectory() as folder:
 
 
 def compile_one(recipe: Recipe, gpus: int) -> None:
-    """Two steps in a separate process, or in one for each of several GPUs."""
+    """Do two steps in a separate process, or in one for each of several GPUs."""
     options = {k: v for k, v in recipe.pe_options.items() if v != SEARCHED}
     short = dataclasses.replace(
         recipe, pe_options=options, corpus="stdlib", steps=2, warmup_steps=0, decay_steps=0,

@@ -114,7 +114,7 @@ def _begun(run: SpeedRun, chosen: Settings) -> dict[str, Any]:
 
 
 def left(record: dict[str, Any], chosen: Settings) -> list[Cell]:
-    """The cells without a row, or with a row that says that the time was up."""
+    """Return the cells without a row, or with a row that says that the time was up."""
     done = {
         (row["system"], row["mode"], row["length"])
         for row in record["cells"]
@@ -134,7 +134,7 @@ def _session(run: SpeedRun, chosen: Settings) -> dict[str, Any]:
 
 
 def _more_versions() -> dict[str, str]:
-    """Versions of the installed packages that only speed runs use."""
+    """Return the versions of the installed packages that only speed runs use."""
     installed = {}
     for package in ("triton", "x-transformers"):
         try:
@@ -145,7 +145,7 @@ def _more_versions() -> dict[str, str]:
 
 
 def _with_nope(cell: Cell, record: dict[str, Any], since: dict[tuple[str, int], int]) -> list[Cell]:
-    """The cell, preceded by a measurement of NoPE if one is due."""
+    """Return the cell, preceded by a measurement of NoPE if one is due."""
     key = (cell.mode, cell.length)
     due = key not in since or since[key] >= NOPE_EVERY
     since[key] = 1 if due else since[key] + 1
@@ -203,7 +203,7 @@ def _end(run: SpeedRun, record: dict[str, Any], status: str) -> dict[str, Any]:
 
 
 def line(row: dict[str, Any], speed: Speed) -> str:
-    """A row for a terminal."""
+    """Write a row as a line for a terminal."""
     where = f"{row['mode']:7} {row['batch']:>3} x {row['length']:<6} {row['system']:22}"
     if row["reason"]:
         return f"{where} {row['reason']}"
