@@ -62,7 +62,7 @@ def option_value(text: str) -> tuple[str, Any]:
 
 
 def token_count(text: str | int) -> int:
-    """A number of tokens; ``128k`` and ``1m`` are multiples of 1,024 and 1,048,576.
+    """Parse a number of tokens; ``128k`` and ``1m`` are multiples of 1,024 and 1,048,576.
 
     Raises:
         ValueError: it is something else; typer shows the message.

@@ -154,7 +154,7 @@ def _from_live(source: Any) -> Source:
 
 
 def _adapted(spec: str | None, layers: Sequence[int], **_: Any) -> tuple[str]:
-    """The remark on a model that `pe.adapt` changed through hooks."""
+    """Write the remark on a model that `pe.adapt` changed through hooks."""
     what = "its own settings through hooks" if spec is None else repr(spec)
     return (f"pe.adapt gave {what} to layers {ranges(layers)}; below is what it was before",)
 

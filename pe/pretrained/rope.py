@@ -87,7 +87,7 @@ class Rope(Frozen):
         return self.model_copy(update={"settings": settings})
 
     def unit(self, trained: int) -> float:
-        """Tokens per 1 of the factor: ``factor * unit`` tokens are read.
+        """Return the tokens that a factor of 1 stands for: ``factor * unit`` tokens are read.
 
         Args:
             trained: tokens that the model reads with the factor that it has.
