@@ -240,10 +240,10 @@ def study(
 ) -> None:
     """Carry out studies, in the given order.
 
-    Each run is done once: ``scaffold-seeds:0,1 extend scaffold-seeds`` does the other seeds last.
-    Everything is checked before the first run, and results are printed at the end. Exit status 0:
-    all runs are done, or not begun because of --until; 1: some failed; 2: wrong input, with a line
-    per mistake; 130: Ctrl-C.
+    Each run is done once. So "scaffold-seeds:0,1 extend scaffold-seeds" does seeds 0 and 1, then
+    the study extend, and then the other seeds. Everything is checked before the first run, and
+    results are printed at the end. Exit status 0: all runs are done, or not begun because of
+    --until; 1: some failed; 2: wrong input, with a line per mistake; 130: Ctrl-C.
     """
     sys.path.insert(0, os.getcwd())
     from pe.results import outcome
@@ -274,14 +274,15 @@ def study(
 @app.command()
 def speed(
     recipe: Annotated[
-        str | None, typer.Option(help="a named recipe, whose sizes the models have")
+        str | None,
+        typer.Option(help="the models have its sizes; default: demo on a CPU, tiny on a GPU"),
     ] = None,
     tokens: Annotated[int | None, typer.Option(help="tokens in a step: windows × length")] = None,
     lengths: Annotated[str | None, typer.Option(help="context lengths: 1024,16384")] = None,
     modes: Annotated[
         str | None, typer.Option(help="some of train,prefill,small; default: all three")
     ] = None,
-    encodings: Annotated[str | None, typer.Option(help="such as rope,fire,rope+alibi")] = None,
+    encodings: Annotated[str | None, typer.Option(help="such as rope,fire; default: all")] = None,
     peers: Annotated[
         str | None, typer.Option(help="other libraries' models, such as transformers/rope; or none")
     ] = None,
@@ -295,7 +296,7 @@ def speed(
     ] = False,
     name: Annotated[str | None, typer.Option(help="folder below runs/speed/")] = None,
     minutes: Annotated[
-        float, typer.Option(min=0, help="begin no measurement after this time; 0: no limit")
+        float, typer.Option(min=0, help="after this time no measurement begins; 0: no limit")
     ] = 0.0,
 ) -> None:
     """Measure the speed and memory of encodings.

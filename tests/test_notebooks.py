@@ -205,7 +205,7 @@ def test_the_convert_notebook_goes_on_from_a_run_and_shows_before_and_after(plac
         ({"step": 2, "pe": "yarm"}, "unknown encoding 'yarm'"),
         (
             {"step": 2, "overrides": {"steps": 3}},
-            "overrides: steps has a parameter of its own",
+            "steps has a parameter of its own; give it there, not among the overrides",
         ),
         ({"step": 2, "joint_norm": "v"}, "unknown joint_norm 'v'"),
         ({"step": 2, "recipe": "demo"}, "unknown parameter 'recipe'"),

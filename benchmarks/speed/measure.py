@@ -65,7 +65,7 @@ def measure(
     gc.freeze()  # what is there already need not be looked through after each cell
     try:
         for index, cell in enumerate(todo):
-            for part in _with_nope(cell, record, since):
+            for part in _with_nope(cell, since):
                 if time.monotonic() >= deadline:
                     _note_rest(record, todo[index:])
                     return _end(run, record, "stopped")
@@ -144,7 +144,7 @@ def _more_versions() -> dict[str, str]:
     return installed
 
 
-def _with_nope(cell: Cell, record: dict[str, Any], since: dict[tuple[str, int], int]) -> list[Cell]:
+def _with_nope(cell: Cell, since: dict[tuple[str, int], int]) -> list[Cell]:
     """Return the cell, preceded by a measurement of NoPE if one is due."""
     key = (cell.mode, cell.length)
     due = key not in since or since[key] >= NOPE_EVERY

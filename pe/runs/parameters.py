@@ -151,9 +151,11 @@ def other_fields(overrides: Mapping[str, Any] | None, names: Iterable[str]) -> d
     """
     for name in overrides or {}:
         if name in names:
-            raise ValueError(f"overrides: {name} has a parameter of its own; give it there")
+            raise ValueError(
+                f"{name} has a parameter of its own; give it there, not among the overrides"
+            )
         if name == "name":
-            raise ValueError("overrides: name: a changed recipe keeps its name; leave it out")
+            raise ValueError("name: a changed recipe keeps its name; leave it out of the overrides")
     return dict(overrides or {})
 
 
