@@ -168,9 +168,11 @@ def torchs_own(tensors: list[Tensor], repeats: int) -> tuple[float, float]:
 def main() -> None:
     """Compile, time, print and write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--kinds", default=",".join(KINDS), help="of bias, separated by commas")
-    parser.add_argument("--lengths", default="1024,16384", help="tokens; 65,536 in a batch")
-    parser.add_argument("--repeats", type=int, default=6)
+    parser.add_argument(
+        "--kinds", default=",".join(KINDS), help="kinds of bias, separated by commas"
+    )
+    parser.add_argument("--lengths", default="1024,16384", help="tokens; a batch has 65,536")
+    parser.add_argument("--repeats", type=int, default=6, help="how often a kernel is timed")
     parser.add_argument("--out", type=Path, help="a CSV file")
     options = parser.parse_args()
     kinds = options.kinds.split(",")

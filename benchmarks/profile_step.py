@@ -180,13 +180,15 @@ def report(recipe: Recipe, result: dict[str, Any], most: int) -> str:
 def main() -> None:
     """Profile, print, write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--recipe", default="paper")
-    parser.add_argument("--pe", default="rope")
+    parser.add_argument("--recipe", default="paper", help="a named recipe; default: paper")
+    parser.add_argument("--pe", default="rope", help="the encoding; default: rope")
     parser.add_argument("--micro", type=int, default=None, help="windows in a forward pass")
-    parser.add_argument("--set", nargs="*", default=[], metavar="FIELD=VALUE")
-    parser.add_argument("--steps", type=int, default=3)
-    parser.add_argument("--most", type=int, default=40, help="kernels to print")
-    parser.add_argument("--out", type=Path)
+    parser.add_argument(
+        "--set", nargs="*", default=[], metavar="FIELD=VALUE", help="other recipe fields"
+    )
+    parser.add_argument("--steps", type=int, default=3, help="steps that are profiled; default: 3")
+    parser.add_argument("--most", type=int, default=40, help="kernels to print; default: 40")
+    parser.add_argument("--out", type=Path, help="a JSON file")
     options = parser.parse_args()
     from pe.cli import option_value
 

@@ -392,11 +392,16 @@ class Record:
 def main() -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--gpus", type=int, default=2)
-    parser.add_argument("--minutes", type=float, default=8.5)
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=WANTED, metavar="PART")
+    parser.add_argument("--gpus", type=int, default=2, help="the most GPUs; default: 2")
+    parser.add_argument("--minutes", type=float, default=8.5, help="time limit; default: 8.5")
+    parser.add_argument(
+        "--parts", nargs="+", choices=PARTS, default=WANTED, metavar="PART",
+        help=f"some of {', '.join(PARTS)}; default: {', '.join(WANTED)}",
+    )  # fmt: skip
     parser.add_argument("--mini", action="store_true", help="small models, for a CPU")
-    parser.add_argument("--out", type=Path, default=Path("scaling.json"))
+    parser.add_argument(
+        "--out", type=Path, default=Path("scaling.json"), help="the record; default: scaling.json"
+    )
     options = parser.parse_args()
     from pe.data import prepare
 

@@ -109,10 +109,10 @@ def main() -> None:
     """Check, time in turns, print and write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--windows", default="128,512,2048", help="tokens, separated by commas")
-    parser.add_argument("--length", type=int, default=16_384)
-    parser.add_argument("--batch", type=int, default=4)
-    parser.add_argument("--rounds", type=int, default=3, help="turns; the median counts")
-    parser.add_argument("--repeats", type=int, default=6, help="in each turn")
+    parser.add_argument("--length", type=int, default=16_384, help="tokens of a sequence")
+    parser.add_argument("--batch", type=int, default=4, help="sequences")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds; the median counts")
+    parser.add_argument("--repeats", type=int, default=6, help="timed calls in each round")
     parser.add_argument("--out", type=Path, help="a CSV file")
     options = parser.parse_args()
     # Each backward pass is timed several times over one forward pass, so its buffers have to stay.

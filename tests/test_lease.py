@@ -211,3 +211,12 @@ def test_what_a_call_that_was_cut_off_has_left_is_in_no_part(
     tokens.cut(parts.with_suffix(".new"), b"left over" * 1_000, "{}", 1_500)
     tokens.recut(parts, folder)
     assert b"".join(path.read_bytes() for path in tokens._pieces(parts)) == bytes(range(256)) * 200
+
+
+@pytest.mark.parametrize("words", [[], ["unpack"], ["place", "parts"], ["place", "a", "b", "c"]])
+def test_words_that_name_no_step_or_do_not_fit_it_show_the_usage(
+    lease: Any, words: list[str]
+) -> None:
+    tokens = lease("tokens")
+    with pytest.raises(SystemExit, match="usage"):
+        tokens.run_step({"place": lambda parts, corpus: None}, words, "usage")

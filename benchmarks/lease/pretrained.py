@@ -207,4 +207,4 @@ def time_steps(study: str, config: str, way: str, mini: str = "") -> None:
 
 if __name__ == "__main__":
     steps = {"pack": pack, "place": place, "warm": warm, "time": time_steps}
-    steps[sys.argv[1]](*sys.argv[2:])
+    tokens.run_step(steps, sys.argv[1:], __doc__)

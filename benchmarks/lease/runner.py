@@ -215,13 +215,15 @@ def split(words: Sequence[str]) -> dict[str, Places]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Parse the command line and run."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("studies", nargs="+", metavar="STUDY[/RUN][:SEEDS]=PLACES[xGPUS]")
-    parser.add_argument("--mini", action="store_true")
-    parser.add_argument("--gpus", type=int, default=0, help="0: whatever the process sees")
-    parser.add_argument("--until", type=float, default=math.inf)
-    parser.add_argument("--dry-run", action="store_true", help="only name the runs")
-    parser.add_argument("--first", type=int, default=10**6, help="only so many runs of each word")
+    parser.add_argument("--mini", action="store_true", help="studies in miniature, for a CPU")
+    parser.add_argument("--gpus", type=int, default=0, help="how many; 0: all that are visible")
+    parser.add_argument("--until", type=float, default=math.inf, help="seconds from now")
+    parser.add_argument("--dry-run", action="store_true", help="only print the runs")
+    parser.add_argument("--first", type=int, default=10**6, help="runs of each word; default: all")
     options = parser.parse_args(arguments)
     os.environ.setdefault("OMP_NUM_THREADS", "4")
     shares = split(options.studies)

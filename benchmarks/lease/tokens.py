@@ -12,12 +12,13 @@ files with the same names represents it. A named corpus, such as python-packages
 
 from __future__ import annotations
 
+import inspect
 import json
 import shutil
 import subprocess
 import sys
 import tarfile
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from pe.data.cache import cache_root, key_of, write_json
@@ -107,6 +108,20 @@ def _pieces(folder: Path) -> list[Path]:
     return sorted(folder.glob("*/tokens.[0-9]*"), key=lambda path: int(path.suffix[1:]))
 
 
+def run_step(steps: Mapping[str, Callable[..., None]], words: Sequence[str], usage: str) -> None:
+    """Call the step that the first word names, with the other words as its arguments.
+
+    Raises:
+        SystemExit: there is no such step, or it takes other arguments; shows ``usage``.
+    """
+    try:
+        step = steps[words[0]]
+        inspect.signature(step).bind(*words[1:])
+    except (IndexError, KeyError, TypeError):
+        raise SystemExit(usage) from None
+    step(*words[1:])
+
+
 def join(folder: Path, where: Path) -> list[str]:
     """Join the parts in ``folder``, unpack them, and return the names of the sources."""
     whole = folder / "tokens.tar.xz"
@@ -142,4 +157,4 @@ def place(parts: str, corpus: str, vocab: str) -> None:
 
 
 if __name__ == "__main__":
-    (pack if sys.argv[1] == "pack" else place)(*sys.argv[2:])
+    run_step({"pack": pack, "place": place}, sys.argv[1:], __doc__)

@@ -53,7 +53,10 @@ def main() -> None:
     from pe.data import prepare
 
     first: dict[str, tuple[Recipe, int]] = {}
-    shares = split([word for word in sys.argv[1:] if not word.startswith("--")])
+    words = [word for word in sys.argv[1:] if not word.startswith("--")]
+    if not words:
+        raise SystemExit(__doc__)
+    shares = split(words)
     gpus = {name: share.gpus for name, share in shares.items()}
     for name, plan in plans(list(gpus), mini="--mini" in sys.argv).items():
         for recipe in (planned.recipe for planned in plan if planned.recipe.steps):
