@@ -79,7 +79,7 @@ def jobs(kinds: list[str]) -> Iterator[Job]:
 
 
 def drawn(batch: int, length: int, kind: str) -> tuple[list[Tensor], forms.Form]:
-    """Random q, k, v and gradient of the output, in bfloat16 with tokens first, and a bias."""
+    """Return random q, k, v and gradient of the output (bfloat16, tokens first), and a bias."""
     generator = torch.Generator("cuda").manual_seed(0)
     shape = (batch, length, HEADS, WIDTH)
     tensors = [
@@ -104,7 +104,7 @@ def drawn(batch: int, length: int, kind: str) -> tuple[list[Tensor], forms.Form]
 
 
 def call(job: Job, tensors: list[Tensor], form: forms.Form) -> Callable[[], object]:
-    """A function that runs only the kernel of ``job``."""
+    """Return a function that runs only the kernel of ``job``."""
     q, k, v, gradient = tensors
     own, parts = form.own if form.own is None else form.own.detach(), list(form.parts)
     bias = form.kind, own, parts, form.reach
@@ -129,17 +129,17 @@ def call(job: Job, tensors: list[Tensor], form: forms.Form) -> Callable[[], obje
 
 
 def compiled(job: Job) -> tuple[Job, str]:
-    """Run ``job`` once on small inputs. Returns the error, or an empty text."""
+    """Run ``job`` once on small inputs. Return the error, or an empty text."""
     try:
         call(job, *drawn(2, 256, job.kind))()
         torch.cuda.synchronize()
-    except Exception as error:  # the next cut may do: too much shared memory is the usual reason
+    except Exception as error:  # usually too much shared memory; the next cut may work
         return job, f"{type(error).__name__}: {error}"[:200]
     return job, ""
 
 
 def milliseconds(run: Callable[[], object], repeats: int) -> float:
-    """Median time on the GPU over ``repeats`` calls, after two warm-up calls."""
+    """Return the median time on the GPU over ``repeats`` calls, after two warm-up calls."""
     found: list[float] = []
     for repeat in range(repeats + 2):
         begin, end = torch.cuda.Event(True), torch.cuda.Event(True)
@@ -154,7 +154,7 @@ def milliseconds(run: Callable[[], object], repeats: int) -> float:
 
 
 def torchs_own(tensors: list[Tensor], repeats: int) -> tuple[float, float]:
-    """Milliseconds of torch's fused attention without a bias, forward and backward."""
+    """Return the milliseconds of torch's fused attention without a bias, forward and backward."""
     q, k, v = (t.detach().requires_grad_() for t in tensors[:3])
     out = scaled_dot_product_attention(q, k, v, is_causal=True)
     return (
@@ -168,9 +168,11 @@ def torchs_own(tensors: list[Tensor], repeats: int) -> tuple[float, float]:
 def main() -> None:
     """Compile, time, print and write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--kinds", default=",".join(KINDS), help="of bias, separated by commas")
-    parser.add_argument("--lengths", default="1024,16384", help="tokens; 65,536 in a batch")
-    parser.add_argument("--repeats", type=int, default=6)
+    parser.add_argument(
+        "--kinds", default=",".join(KINDS), help="kinds of bias, separated by commas"
+    )
+    parser.add_argument("--lengths", default="1024,16384", help="tokens; a batch has 65,536")
+    parser.add_argument("--repeats", type=int, default=6, help="how often a kernel is timed")
     parser.add_argument("--out", type=Path, help="a CSV file")
     options = parser.parse_args()
     kinds = options.kinds.split(",")

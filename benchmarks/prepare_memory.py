@@ -31,7 +31,7 @@ DOCUMENT = 4000
 
 
 def documents(size: int) -> Iterator[str]:
-    """Texts of about DOCUMENT characters, ``size`` bytes in all."""
+    """Yield texts of about DOCUMENT characters, ``size`` bytes in all."""
     folder, written = Path(np.__file__).parents[1], 0
     for number, path in enumerate(itertools.cycle(sorted(folder.rglob("*.py")))):
         text = path.read_text(encoding="utf-8", errors="ignore")
@@ -76,8 +76,10 @@ def prepared(path: str, separator: str, cache: str) -> None:
 
 def main() -> None:
     """Write and prepare each format."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("megabytes", type=int)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("megabytes", type=int, help="size of each file")
     parser.add_argument("--folder", help="where files are written (default: a temporary one)")
     parser.add_argument("--formats", nargs="*", default=list(FORMATS), choices=list(FORMATS))
     options = parser.parse_args()

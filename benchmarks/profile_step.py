@@ -54,7 +54,7 @@ WARM = 4
 
 
 def group_of(name: str) -> str:
-    """The group of a kernel."""
+    """Return the group of a kernel."""
     lower = name.lower()
     for group, parts in GROUPS.items():
         if any(part in lower for part in parts):
@@ -63,12 +63,12 @@ def group_of(name: str) -> str:
 
 
 def product_flops(recipe: Recipe, parameters: int) -> float:
-    """FLOPs of a step's matrix products, forward and backward, without attention."""
+    """Return the FLOPs of a step's matrix products, forward and backward, without attention."""
     return 6.0 * parameters * recipe.batch_size * recipe.context_length
 
 
 def kernels(recipe: Recipe, steps: int, folder: Path) -> dict[str, Any]:
-    """Names, milliseconds per step and calls per step of all kernels, and the step's own time."""
+    """Return name, milliseconds and calls per step of all kernels, and the time of the step."""
     trainer = Trainer(Run(folder / "profile" / recipe.run_name(), recipe=recipe), quiet=True)
     trainer._prepare()
     trainer.model.train()
@@ -113,16 +113,19 @@ def kernels(recipe: Recipe, steps: int, folder: Path) -> dict[str, Any]:
 
 
 def peak() -> float | None:
-    """FLOP/s of this machine's card at most, in bfloat16; None where it is not known."""
+    """Return the peak of this machine's card in bfloat16 FLOP/s; None if it is not known."""
     return peak_flops(hardware()["name"])
 
 
 def groups(recipe: Recipe, result: dict[str, Any]) -> list[dict[str, Any]]:
-    """What each group of kernels takes of a step, the longest first; last, when nothing ran.
+    """Return the time of each group of kernels in a step, the longest first.
+
+    The last row is the time in which no kernel ran.
 
     Returns:
-        Rows of ``group``, ``ms`` per step, ``share`` of the step, and ``at_peak_ms``, which it
-        would take at the card's peak: of groups whose arithmetic MFU counts, on a known card.
+        Rows of ``group``, ``ms`` per step, ``share`` of the step, and ``at_peak_ms``, the time at
+        the card's peak. The latter is None for groups whose arithmetic MFU does not count, and on
+        a card whose peak is not known.
     """
     step, sums = result["step_ms"], dict[str, float]()
     for row in result["kernels"]:
@@ -140,7 +143,7 @@ def groups(recipe: Recipe, result: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def report(recipe: Recipe, result: dict[str, Any], most: int) -> str:
-    """The tables, and what they say about MFU where the card's peak is known."""
+    """Write the tables, and what they say about MFU if the card's peak is known."""
     step, rows = result["step_ms"], groups(recipe, result)
     tokens = recipe.batch_size * recipe.context_length
     lines = []
@@ -162,7 +165,7 @@ def report(recipe: Recipe, result: dict[str, Any], most: int) -> str:
         half = useful / card / 0.5 * 1000
         parts.append(
             f"MFU {useful / (step / 1000) / card:.1%}. At 50% a step takes {half:.2f} ms: "
-            f"{step - half:.2f} have to go."
+            f"{step - half:.2f} ms would have to be saved."
         )
     kernels = [
         [f"{row['ms']:.3f}", f"{row['calls']:.0f}", row["group"], row["kernel"][:90]]
@@ -177,13 +180,15 @@ def report(recipe: Recipe, result: dict[str, Any], most: int) -> str:
 def main() -> None:
     """Profile, print, write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--recipe", default="paper")
-    parser.add_argument("--pe", default="rope")
+    parser.add_argument("--recipe", default="paper", help="a named recipe; default: paper")
+    parser.add_argument("--pe", default="rope", help="the encoding; default: rope")
     parser.add_argument("--micro", type=int, default=None, help="windows in a forward pass")
-    parser.add_argument("--set", nargs="*", default=[], metavar="FIELD=VALUE")
-    parser.add_argument("--steps", type=int, default=3)
-    parser.add_argument("--most", type=int, default=40, help="kernels to print")
-    parser.add_argument("--out", type=Path)
+    parser.add_argument(
+        "--set", nargs="*", default=[], metavar="FIELD=VALUE", help="other recipe fields"
+    )
+    parser.add_argument("--steps", type=int, default=3, help="steps that are profiled; default: 3")
+    parser.add_argument("--most", type=int, default=40, help="kernels to print; default: 40")
+    parser.add_argument("--out", type=Path, help="a JSON file")
     options = parser.parse_args()
     from pe.cli import option_value
 

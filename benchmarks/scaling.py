@@ -116,7 +116,7 @@ def _largest(options: dict[str, Any]) -> list[Job]:
 
 
 def _spread(jobs: Sequence[Job], gpus: int) -> list[list[Job]]:
-    """The jobs in their order, each for the GPU that has least to do so far."""
+    """Give each job, in their order, to the GPU that has least to do so far."""
     shares: list[list[Job]] = [[] for _ in range(gpus)]
     busy = [0] * gpus
     for job in jobs:
@@ -136,14 +136,14 @@ def _timed(job: Job, mini: bool) -> Job:
 
 
 def mini_job(job: Job) -> Job:
-    """The same on a CPU in seconds."""
+    """Return a small version of a job, which takes seconds on a CPU."""
     kept = ("activation_checkpointing", "fsdp", "precision", "compile")
     fields = {name: value for name, value in job.get("set", {}).items() if name in kept}
     return job | {"set": MINI | fields, "steps": [1, 3], "needs": 0}
 
 
 def recipe_of(job: Job) -> Recipe:
-    """The recipe whose steps are measured."""
+    """Return the recipe whose steps are measured."""
     fields = dict(job["set"])
     name = fields.pop("recipe")
     length = fields.get("context_length") or named_recipe(name).context_length
@@ -155,7 +155,7 @@ def recipe_of(job: Job) -> Recipe:
 
 
 def interrupted_run(folder: Path, mini: bool) -> Run:
-    """A run long enough for a process to be killed after the first checkpoint."""
+    """Return a run long enough for a process to be killed after the first checkpoint."""
     fields: dict[str, Any] = MINI | {
         "num_hidden_layers": 1, "steps": 120 if mini else 2000, "checkpoint_every": 40,
         "validate_every": 0, "log_every": 10,
@@ -169,7 +169,7 @@ def interrupted_run(folder: Path, mini: bool) -> Run:
 
 
 def started(count: int, first_gpu: int, task: dict[str, Any], log: Path) -> list[Any]:
-    """``count`` processes that measure together, on GPUs from this one on."""
+    """Start ``count`` processes that measure together, on GPUs from ``first_gpu`` on."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
@@ -196,7 +196,7 @@ def started(count: int, first_gpu: int, task: dict[str, Any], log: Path) -> list
 
 
 def ended(processes: Sequence[Any], seconds: float, watch: Callable[[], None]) -> str | None:
-    """Wait for processes; what went wrong, or None. None of them is left running."""
+    """Wait for processes, kill those that still run, and return what went wrong, or None."""
     deadline = time.monotonic() + seconds
     try:
         while time.monotonic() < deadline:
@@ -216,7 +216,7 @@ def ended(processes: Sequence[Any], seconds: float, watch: Callable[[], None]) -
 
 
 def rows_of(path: Path) -> list[dict[str, Any]]:
-    """What was measured so far."""
+    """Return the rows that were measured so far."""
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
@@ -224,7 +224,7 @@ def measured(
     stage: Stage, number: int, folder: Path, deadline: float,
     keep: Callable[[list[dict[str, Any]]], None],
 ) -> str | None:  # fmt: skip
-    """Measure a stage; what went wrong, or None.
+    """Measure a stage; return what went wrong, or None.
 
     Args:
         deadline: of `time.monotonic`. keep: is given all rows of the stage whenever there are more.
@@ -303,7 +303,7 @@ def _losses_of(run: Run) -> list[float]:
 
 
 def with_shares(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The rows, each with the speed of one of its GPUs as a share of a single GPU's in that job."""
+    """Return the rows, each with its speed per GPU as a share of that of a single GPU."""
     alone = {_job(row): row["tokens_per_second"] for row in rows if _alone(row)}
     return [
         row if row["reason"] else row | {"share": _share(row, alone.get(_job(row)))} for row in rows
@@ -324,7 +324,7 @@ def _alone(row: dict[str, Any]) -> bool:
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """Speed, MFU, memory, and the share of a single GPU's speed that each of several has."""
+    """Write a table of speed, MFU, memory, and speed per GPU as a share of a single GPU's."""
     lines = []
     for row in sorted(rows, key=lambda r: (r["what"], r["name"], r["options"])):
         if row["reason"]:
@@ -346,7 +346,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def agreement(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """How far the losses of several processes are from those of one, job by job, and memory."""
+    """Compare the losses of several processes with those of one, job by job; add the memory."""
     alone = {(row["what"], row["name"], *row["batch"]): row for row in rows if _alone(row)}
     results = []
     for row in rows:
@@ -392,11 +392,16 @@ class Record:
 def main() -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--gpus", type=int, default=2)
-    parser.add_argument("--minutes", type=float, default=8.5)
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=WANTED, metavar="PART")
+    parser.add_argument("--gpus", type=int, default=2, help="the most GPUs; default: 2")
+    parser.add_argument("--minutes", type=float, default=8.5, help="time limit; default: 8.5")
+    parser.add_argument(
+        "--parts", nargs="+", choices=PARTS, default=WANTED, metavar="PART",
+        help=f"some of {', '.join(PARTS)}; default: {', '.join(WANTED)}",
+    )  # fmt: skip
     parser.add_argument("--mini", action="store_true", help="small models, for a CPU")
-    parser.add_argument("--out", type=Path, default=Path("scaling.json"))
+    parser.add_argument(
+        "--out", type=Path, default=Path("scaling.json"), help="the record; default: scaling.json"
+    )
     options = parser.parse_args()
     from pe.data import prepare
 

@@ -33,7 +33,7 @@ TIME_UP = "not begun within the time"
 
 
 def measure(job: Job, folder: Path) -> dict[str, Any]:
-    """The row of a job: what was measured."""
+    """Measure a job and return its row."""
     chosen = recipe_of(job)
     warm, timed = job.get("steps", [WARM, TIMED])
     run = Run(folder / f"job-{time.monotonic_ns()}" / "run", recipe=chosen)
@@ -76,7 +76,7 @@ def measure(job: Job, folder: Path) -> dict[str, Any]:
 
 
 def profiled(job: Job, folder: Path) -> dict[str, Any]:
-    """The row of a profile: what each group of kernels takes of a step."""
+    """Profile a job and return its row: the time of each group of kernels in a step."""
     chosen = recipe_of(job)
     begun = time.perf_counter()
     result = profile_step.kernels(chosen, 3, folder)
@@ -102,7 +102,7 @@ def _estimated(chosen: Recipe, processes: int) -> float:
 
 
 def work(jobs: Sequence[Job], folder: Path, deadline: float) -> Iterator[dict[str, Any]]:
-    """Rows of all jobs; all processes that measure together leave out the same ones.
+    """Yield the rows of all jobs. Processes that measure together leave out the same jobs.
 
     Args:
         deadline: of `time.monotonic`, which all processes of a machine share.
@@ -134,7 +134,7 @@ def work(jobs: Sequence[Job], folder: Path, deadline: float) -> Iterator[dict[st
 
 
 def _agreed(late: bool) -> bool:
-    """What the first of the processes says. They are not connected before their first job."""
+    """Return the answer of the first process. Before their first job they are not connected."""
     if "WORLD_SIZE" not in os.environ:
         return late
     if not torch.distributed.is_initialized():

@@ -54,7 +54,7 @@ class System(NamedTuple):
 
 
 def ours(name: str, spec: str, window: int, layer_input: Tensor) -> System:
-    """`pe.attend` with this encoding."""
+    """Return the system that computes `pe.attend` with this encoding."""
     enc = pe.encoding(
         spec, head_dim=WIDTH, num_heads=HEADS, hidden_size=HEADS * WIDTH, original_length=TRAINED
     ).to("cuda")
@@ -68,7 +68,7 @@ def ours(name: str, spec: str, window: int, layer_input: Tensor) -> System:
 
 
 def flex(window: int, length: int) -> Attend:
-    """torch's flex attention with the same window, compiled."""
+    """Return torch's flex attention with the same window, compiled."""
 
     def seen(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         return (j <= i) & (i - j < window)
@@ -95,7 +95,7 @@ def systems(
 
 
 def error(system: System, inputs: list[Tensor]) -> float:
-    """Relative error of the last queries' output against torch's attention under a mask."""
+    """Return the relative error of the last queries' output; torch's attention is the reference."""
     q, k, v = (x.detach() for x in inputs[:3])
     length = q.shape[2]
     index = torch.arange(length, device="cuda")
@@ -107,7 +107,7 @@ def error(system: System, inputs: list[Tensor]) -> float:
 
 
 def measured(system: System, inputs: list[Tensor], repeats: int) -> tuple[float, float, float]:
-    """Milliseconds forward and backward, and peak memory in GiB."""
+    """Return the milliseconds forward and backward, and the peak memory in GiB."""
     q, k, v, gradient = inputs
     learned = (q, k, v, *system.parameters)
     torch.cuda.reset_peak_memory_stats()
@@ -127,10 +127,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--windows", default="128,512,2048", help="tokens, separated by commas")
     parser.add_argument("--encodings", default="alibi", help="separated by commas")
-    parser.add_argument("--length", type=int, default=16_384)
-    parser.add_argument("--batch", type=int, default=4)
-    parser.add_argument("--rounds", type=int, default=3, help="turns; the median counts")
-    parser.add_argument("--repeats", type=int, default=6, help="in each turn")
+    parser.add_argument("--length", type=int, default=16_384, help="tokens of a sequence")
+    parser.add_argument("--batch", type=int, default=4, help="sequences")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds; the median counts")
+    parser.add_argument("--repeats", type=int, default=6, help="timed calls in each round")
     parser.add_argument("--out", type=Path, help="a CSV file")
     options = parser.parse_args()
     # Each backward pass is timed several times over one forward pass, so its buffers have to stay.

@@ -1,4 +1,4 @@
-"""What several commands share: how they end, and the options of all studies."""
+"""What several commands share: how they end, and the options of commands that run studies."""
 
 from __future__ import annotations
 
@@ -11,19 +11,21 @@ import typer
 
 from pe._errors import Explained, with_notes
 
-Mini = Annotated[bool, typer.Option("--mini", help="do it in miniature, for a CPU")]
+Mini = Annotated[bool, typer.Option("--mini", help="run it in miniature, for a CPU")]
 DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="check and list the runs, and say what is left of them")
+    bool, typer.Option("--dry-run", help="check and list the runs, and say which are left to do")
 ]
-Until = Annotated[float, typer.Option(help="seconds from now; begin no run that would end later")]
+Until = Annotated[
+    float, typer.Option(help="seconds from now; a run that would end later does not begin")
+]
 
 
 @contextlib.contextmanager
 def checked(command: str) -> Iterator[None]:
     """End a command with one line per mistake, and without a traceback.
 
-    Exit status 1: what it did has failed (`pe._errors.Explained`); 2: wrong input, which RunError
-    counts as; 130: Ctrl-C.
+    Exit status 1: the work has failed (`pe._errors.Explained`); 2: wrong input, and RunError;
+    130: Ctrl-C.
     """
     try:
         yield

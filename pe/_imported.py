@@ -7,17 +7,19 @@ from typing import Any
 
 
 def imported(kind: str, name: str) -> Any:
-    """What ``module:Class`` names.
+    """Return the object that ``module:Class`` names.
 
     Args:
-        kind: what it should be, such as ``encoding``, for messages.
+        kind: what the object should be, such as ``encoding``, for messages.
 
     Raises:
-        ValueError: not such a name, or it cannot be imported.
+        ValueError: ``name`` does not have this form, or the object cannot be imported.
     """
     module, _, attribute = name.partition(":")
     if not all(word.isidentifier() for word in [*module.split("."), attribute]):
-        raise ValueError(f"{kind} {name!r}: expected 'module:Class', as Python imports them")
+        raise ValueError(
+            f"{kind} {name!r}: expected 'module:Class', a class in a module that Python can import"
+        )
     try:
         return pkgutil.resolve_name(name)
     except (ImportError, AttributeError) as error:

@@ -62,7 +62,7 @@ def option_value(text: str) -> tuple[str, Any]:
 
 
 def token_count(text: str | int) -> int:
-    """A number of tokens; ``128k`` and ``1m`` are multiples of 1,024 and 1,048,576.
+    """Parse a number of tokens; ``128k`` and ``1m`` are multiples of 1,024 and 1,048,576.
 
     Raises:
         ValueError: it is something else; typer shows the message.
@@ -113,10 +113,10 @@ def train(
     ] = None,
     recipe: Annotated[
         str,
-        typer.Option(help="a named recipe, such as demo, tiny, 164m; auto: as the machine allows"),
+        typer.Option(help="a named recipe, such as 164m; auto: demo on a CPU, tiny on a GPU"),
     ] = "auto",
     study: Annotated[str, typer.Option(help="folder of the record, below runs/")] = "local",
-    seed: Annotated[int, typer.Option(help="for initial weights and the order of the text")] = 0,
+    seed: Annotated[int, typer.Option(help="draws initial weights and the order of text")] = 0,
     steps: Annotated[int | None, typer.Option(help="optimizer steps")] = None,
     corpus: Annotated[
         str | None, typer.Option(help="a corpus by name, or the path of your texts")
@@ -223,7 +223,7 @@ def study(
     studies: Annotated[
         list[str],
         typer.Argument(
-            help="STUDY[/RUN][:SEEDS]: a name or the path of a YAML file, a label, seeds as 0,1"
+            help="STUDY[/RUN][:SEEDS], such as scaffold/rope:0,1; STUDY may be the path of a YAML"
         ),
     ],
     mini: Mini = False,
@@ -233,17 +233,17 @@ def study(
         str | None, typer.Option(help="a Dask scheduler or its file; default: start workers here")
     ] = None,
     workers: Annotated[
-        int | None, typer.Option(min=1, help="how many to start here; default: one per GPU")
+        int | None, typer.Option(min=1, help="workers to start here; default: one per GPU")
     ] = None,
     retries: Annotated[int, typer.Option(min=0, help="how often a failed run is tried again")] = 1,
     notebooks: Annotated[bool, typer.Option(help="write the executed page of each run")] = True,
 ) -> None:
     """Carry out studies, in the given order.
 
-    Each run is done once: ``scaffold-seeds:0,1 extend scaffold-seeds`` does the other seeds last.
-    Everything is checked before the first run, and results are printed at the end. Exit status 0:
-    all runs are done, or not begun because of --until; 1: some failed; 2: wrong input, with a line
-    per mistake; 130: Ctrl-C.
+    Each run is done once. So "scaffold-seeds:0,1 extend scaffold-seeds" does seeds 0 and 1, then
+    the study extend, and then the other seeds. Everything is checked before the first run, and
+    results are printed at the end. Exit status 0: all runs are done, or not begun because of
+    --until; 1: some failed; 2: wrong input, with a line per mistake; 130: Ctrl-C.
     """
     sys.path.insert(0, os.getcwd())
     from pe.results import outcome
@@ -274,16 +274,17 @@ def study(
 @app.command()
 def speed(
     recipe: Annotated[
-        str | None, typer.Option(help="a named recipe; the models have its sizes")
+        str | None,
+        typer.Option(help="the models have its sizes; default: demo on a CPU, tiny on a GPU"),
     ] = None,
-    tokens: Annotated[int | None, typer.Option(help="tokens in a step: batch times length")] = None,
+    tokens: Annotated[int | None, typer.Option(help="tokens in a step: windows × length")] = None,
     lengths: Annotated[str | None, typer.Option(help="context lengths: 1024,16384")] = None,
     modes: Annotated[
-        str | None, typer.Option(help="what to measure: train, prefill, small, with commas")
+        str | None, typer.Option(help="some of train,prefill,small; default: all three")
     ] = None,
-    encodings: Annotated[str | None, typer.Option(help="such as rope,fire,rope+alibi")] = None,
+    encodings: Annotated[str | None, typer.Option(help="such as rope,fire; default: all")] = None,
     peers: Annotated[
-        str | None, typer.Option(help="other libraries, such as transformers/rope, or none")
+        str | None, typer.Option(help="other libraries' models, such as transformers/rope; or none")
     ] = None,
     repeats: Annotated[int | None, typer.Option(help="how often each step is timed")] = None,
     compiled: Annotated[
@@ -295,15 +296,15 @@ def speed(
     ] = False,
     name: Annotated[str | None, typer.Option(help="folder below runs/speed/")] = None,
     minutes: Annotated[
-        float, typer.Option(min=0, help="begin no measurement after this time; 0: no limit")
+        float, typer.Option(min=0, help="after this time no measurement begins; 0: no limit")
     ] = 0.0,
 ) -> None:
     """Measure the speed and memory of encodings.
 
-    Models of other libraries are measured beside them; x-transformers if it is installed. This
-    needs a checkout. Defaults depend on the machine. The record, runs/speed/NAME/speed.json, is
-    written after each measurement, the most informative ones first. The same command resumes an
-    unfinished record, and one that names further encodings adds them.
+    Models of transformers are measured too, and those of x-transformers if it is installed. This
+    needs a checkout of the repository. Defaults depend on the machine. The most informative
+    measurements come first, and the record, runs/speed/NAME/speed.json, is written after each. The
+    same command resumes an unfinished record. A command that names further encodings adds them.
     """
     from pe.notebooks.parameters import configure_speed
     from pe.speed import rig
@@ -327,10 +328,10 @@ def speed(
 def memory(
     recipe: Annotated[str, typer.Argument(help="a named recipe, such as tiny, paper, 1200m")],
     processes: Annotated[
-        int, typer.Option(min=1, help="how many train one model together, with a GPU each")
+        int, typer.Option(min=1, help="processes that train one model together, one per GPU")
     ] = 1,
     gib: Annotated[
-        float | None, typer.Option(help="memory of each GPU; default: as this machine's")
+        float | None, typer.Option(help="memory of each GPU; default: that of this machine's GPU")
     ] = None,
     override: Annotated[
         list[str] | None,

@@ -128,18 +128,19 @@ def keep_memory(device: torch.device) -> None:
 
 
 def forget_peak_memory(device: torch.device) -> None:
-    """Let `peak_memory` of a GPU count from here on; that of a CPU is the process's."""
+    """Let `peak_memory` start again on a GPU; on a CPU it always covers the whole process."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
 
 
 def peak_memory(device: torch.device) -> float | None:
-    """Return the largest memory in GiB that this process has used so far (`forget_peak_memory`).
+    """Return the largest memory in GiB that this process has used.
 
-    It is allocated memory on a GPU and resident memory on a CPU. None where neither is measured.
+    On a GPU it is the memory that was allocated since `forget_peak_memory`, on a CPU the resident
+    memory since the process began. None where neither is measured.
     """
     if device.type == "cuda":
-        return torch.cuda.max_memory_allocated() / 2**30
+        return torch.cuda.max_memory_allocated(device) / 2**30
     if device.type != "cpu" or sys.platform == "win32":
         return None
     import resource  # not on Windows

@@ -75,7 +75,7 @@ def test_bounds_that_are_met_in_part_are_named() -> None:
     ratio = {"say": "a is twice b", "value": A, "over": B, "at_least": 20}
     judged = verdict(claim(half, ratio), a={0: 0.9}, b={0: 0.1})
     assert judged.verdict == Verdict.DEPENDS
-    assert judged.why == "so: a is half. Not so: a is twice b"
+    assert judged.why == "met: a is half. Not met: a is twice b"
     assert "0.9 / 0.1 = 9" in judged.numbers
     assert judged.numbers.endswith("(one seed)")
     assert judged.records == ["here"]

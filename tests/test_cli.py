@@ -100,7 +100,7 @@ def test_wrong_words_end_train_with_one_line(capsys: pytest.CaptureFixture[str])
     assert len(capsys.readouterr().err.splitlines()) == 1
     for command in (["train", "rope"], ["memory", "demo", "--gib", "80"]):
         assert cli.main([*command, "--set", "name=mine"]) == 2
-        assert "overrides: name: a changed recipe keeps its name" in capsys.readouterr().err
+        assert "name: a changed recipe keeps its name; leave it out of" in capsys.readouterr().err
 
 
 def test_a_study_and_papermill_find_an_encoding_in_the_working_folder(tmp_path: Path) -> None:

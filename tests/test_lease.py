@@ -195,3 +195,28 @@ def test_parts_are_cut_to_what_a_transfer_has_room_for_beside_the_tree(
     Path("grown").write_bytes(b"g" * 15_000)
     with pytest.raises(SystemExit, match="only 7,000 bytes of a transfer are left"):
         tokens.room(folder, parts)
+
+
+def test_what_a_call_that_was_cut_off_has_left_is_in_no_part(
+    lease: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens = lease("tokens")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tokens, "TRANSFER", 30_000)
+    monkeypatch.setattr(tokens, "MARGIN", 1_000)
+    subprocess.run(["git", "init", "-q"], check=True)
+    folder, parts = Path("lease"), Path("lease.parts")
+    folder.mkdir()
+    tokens.cut(parts, bytes(range(256)) * 200, "{}", 40_000)
+    tokens.cut(parts.with_suffix(".new"), b"left over" * 1_000, "{}", 1_500)
+    tokens.recut(parts, folder)
+    assert b"".join(path.read_bytes() for path in tokens._pieces(parts)) == bytes(range(256)) * 200
+
+
+@pytest.mark.parametrize("words", [[], ["unpack"], ["place", "parts"], ["place", "a", "b", "c"]])
+def test_words_that_name_no_step_or_do_not_fit_it_show_the_usage(
+    lease: Any, words: list[str]
+) -> None:
+    tokens = lease("tokens")
+    with pytest.raises(SystemExit, match="usage"):
+        tokens.run_step({"place": lambda parts, corpus: None}, words, "usage")

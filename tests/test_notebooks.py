@@ -198,14 +198,14 @@ def test_the_convert_notebook_goes_on_from_a_run_and_shows_before_and_after(plac
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({}, "run: which run shall be converted"),
+        ({}, "run: name the run to convert"),
         ({"run": "rope-s0-00000000"}, "there is no run 'rope-s0-00000000'"),
         ({"step": 3}, "no weights of step 3; steps it has: 2, 4"),
-        ({"step": 4}, "steps: how many\\? rope-.* is at its end after step 4"),
+        ({"step": 4}, "steps: rope-.* has no steps left after step 4; say how many"),
         ({"step": 2, "pe": "yarm"}, "unknown encoding 'yarm'"),
         (
             {"step": 2, "overrides": {"steps": 3}},
-            "overrides: steps has a parameter of its own",
+            "steps has a parameter of its own; give it there, not among the overrides",
         ),
         ({"step": 2, "joint_norm": "v"}, "unknown joint_norm 'v'"),
         ({"step": 2, "recipe": "demo"}, "unknown parameter 'recipe'"),

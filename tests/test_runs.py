@@ -175,11 +175,11 @@ def test_what_is_no_number_is_neither_written_nor_read(
     with pytest.raises(RunError, match=r"run\.json: training\.final_loss: expected a number"):
         run.write(record)
     record["training"]["final_loss"], record["recipe"]["steps"] = 3.0, value
-    with pytest.raises(RunError, match=r"run\.json: not written, a value in it is no number"):
+    with pytest.raises(RunError, match=r"run\.json: not written, a value is NaN or infinite"):
         run.write(record)
     assert path.read_text() == before
     path.write_text(json.dumps(record))
-    with pytest.raises(RunError, match=r"run\.json: damaged record \((NaN|Infinity) is no number"):
+    with pytest.raises(RunError, match=r"run\.json: damaged record \((NaN|Infinity) is not a"):
         run.read()
 
 

@@ -328,7 +328,7 @@ def test_a_run_can_start_while_its_parent_is_still_training(shared: Path, traine
     copy.update(status="running", training=None, finished=None)
     run = train(child(shared, trained, "going"), quiet=True)
     assert run.read()["parent"]["step"] == AT
-    with pytest.raises(RunError, match="is running and has no weights of step its last"):
+    with pytest.raises(RunError, match="is running and has no weights of its last step"):
         train(child(shared, trained, "going", start_step=0), quiet=True)
 
 

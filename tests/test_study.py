@@ -110,7 +110,7 @@ def test_a_sweep_is_a_run_for_each_rate_and_multiple(tmp_path: Path) -> None:
         ({"a": {"pe": "rope", "set": {"start_from": "b"}}}, "'start_from' has no effect here"),
         (
             {"a": {"pe": "rope"}, "b": {"pe": "nope", "start": {"run": "a", "at": 0}}},
-            "runs.b: starts at step 0, which 'a' has not",
+            "runs.b: starts at step 0, which 'a' does not have",
         ),
         (
             {"b": {"pe": "nope", "start": {"run": "a", "at": 3}}, "a": {"pe": "rope"}},
@@ -119,7 +119,7 @@ def test_a_sweep_is_a_run_for_each_rate_and_multiple(tmp_path: Path) -> None:
         ({"a": {"pe": "rope"}, "b": {"pe": "rope"}}, "two runs have the same recipe"),
         (
             {"a": {"pe": "rope"}, "b": {"pe": "nope", "start": {"run": "a", "at": 99}}},
-            "starts at step 99, which 'a' has not",
+            "starts at step 99, which 'a' does not have",
         ),
         (
             {"a": {"pe": "rope"}}
@@ -150,11 +150,11 @@ def test_a_file_that_is_no_study_is_refused_by_name(
         ),
         (
             "{runs: {a: {pe: rope}, b: {pe: nope, start: {run: mine/a, at: end}}}}",
-            "runs.b: starts from 'mine/a', and runs of mine from those of this study",
+            "runs.b: starts from 'mine/a', and runs of mine start from this study",
         ),
         (
             "{runs: {b: {pe: nope, start: {run: other/a, at: end}}}}",
-            "runs.b: .*other.yaml: runs.a: starts from 'mine/b', and runs of mine from those",
+            "runs.b: .*other.yaml: runs.a: starts from 'mine/b', and runs of mine start from",
         ),
         (
             "{seeds: [0, 1], runs: {a: {pe: rope, seeds: [0]}}, zero_shot: {run: a, factors: [2]}}",

@@ -99,9 +99,9 @@ def test_a_mistake_stops_the_notebook_before_a_kernel_starts(own_runs: Path) -> 
 
 def test_parameters_that_fit_no_study_are_refused(tmp_path: Path) -> None:
     for given, message in (
-        ({}, "study: which one"),
+        ({}, "study: name one"),
         ({"study": "scaffold", "mini": 2}, "mini: expected True or False, got 2"),
-        ({"study": "scaffold", "address": "a:1", "workers": 2}, "give one of the two"),
+        ({"study": "scaffold", "address": "a:1", "workers": 2}, "leave one of the two out"),
         ({"study": str(tmp_path / "no.yaml")}, "no.yaml' does not exist"),
     ):
         with pytest.raises(ValueError, match=message):

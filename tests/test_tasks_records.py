@@ -225,7 +225,7 @@ def test_the_notebook_trains_shows_and_adds_encodings_to_the_same_folder(own_run
     [
         ({"task": "kback"}, r"unknown task 'kback' \(did you mean 'k_back'\?\)"),
         ({"pe": "rope,alibo"}, r"unknown encoding 'alibo' \(did you mean 'alibi'\?\)"),
-        ({"pe": " "}, "pe: which encodings"),
+        ({"pe": " "}, "pe: expected names of encodings"),
         ({"pe": "rope,rope"}, "pe: expected each encoding once, got rope more than once"),
         ({"size": "huge"}, "unknown size 'huge'"),
         ({"width": 9}, "width: 9 does not divide into 2 heads"),

@@ -275,10 +275,10 @@ def check(
 def main() -> int:
     """Check the site that the command line names."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("site", type=Path)
+    parser.add_argument("site", type=Path, help="the built guide, _build/html")
     parser.add_argument("pages", nargs="*", help="only these, such as methods/rope.html")
     parser.add_argument("--axe", type=Path, help="axe.min.js of the npm package axe-core")
-    parser.add_argument("--all", action="store_true", help="every page of a record")
+    parser.add_argument("--all", action="store_true", help="also every page of a record")
     parser.add_argument("--report", type=Path, help="where to write everything as JSON")
     options = parser.parse_args()
     from playwright.sync_api import sync_playwright

@@ -32,11 +32,11 @@ from pe.data.tokenizer import plan_tokenizer
 
 TIMED_STEPS = 8
 WARM_SECONDS = 240
-"""Whatever does not end in that time counts as failed."""
+"""A measurement that takes longer counts as failed."""
 
 
 def _digest(path: Path) -> str:
-    """SHA-256 of a file, or of the files of a folder."""
+    """Return the SHA-256 of a file, or of the files of a folder."""
     files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file())
     digest = hashlib.sha256()
     for file in files:
@@ -45,7 +45,7 @@ def _digest(path: Path) -> str:
 
 
 def _tokenizer(model: Path, folder: Path) -> int:
-    """Write the tokenizer as a trial does (`pe.pretrained.trial`); returns the vocabulary."""
+    """Write the tokenizer as a trial does (`pe.pretrained.trial`), and return its vocabulary."""
     from transformers import AutoTokenizer
 
     where: dict[str, Any] = {"pretrained_model_name_or_path": str(model)}
@@ -57,7 +57,7 @@ def _tokenizer(model: Path, folder: Path) -> int:
 
 
 def pack(cache: str, corpus: str, model: str, parts: str, lease: str) -> None:
-    """Tokens of ``corpus`` and the model -> ``parts``/0 ... , with a list of what they are."""
+    """Pack the tokens of ``corpus`` and the model into ``parts``/0, 1 ..., and describe them."""
     from transformers import AutoConfig
 
     folder, source = Path(parts), Path(model)
@@ -80,7 +80,7 @@ def pack(cache: str, corpus: str, model: str, parts: str, lease: str) -> None:
 
 
 def place(parts: str, corpus: str, models: str) -> None:
-    """Parts in one folder -> the model in ``models``, and a cache entry for its trials."""
+    """Unpack parts from one folder: the model into ``models``, and tokens into the cache."""
     folder = Path(parts)
     about = json.loads((folder / "about.json").read_text())
     root = cache_root()
@@ -111,7 +111,7 @@ def place(parts: str, corpus: str, models: str) -> None:
 
 
 def _as_folder(packed: Path, folder: Path, config: Path, tokenizer: Path) -> Path:
-    """A gguf file as float32 safetensors, or the folder as it is.
+    """Convert a gguf file to float32 safetensors, or copy the folder as it is.
 
     The configuration and the tokenizer are those that were packed: another version of transformers
     reads other special tokens out of the same gguf file.
@@ -152,7 +152,10 @@ def warm(study: str, config: str, arguments: str, mini: str = "") -> None:
 
 
 def _timed(study: str, config: str, way: str, card: int | None, mini: str) -> float | None:
-    """Seconds of a step, of the slower of the study's trained encodings; None: it failed."""
+    """Return the seconds of a step with the slowest of the encodings that are trained.
+
+    None if the measurement failed.
+    """
     words = [sys.executable, __file__, "time", study, config, way, *([mini] if mini else [])]
     where = {} if card is None else {"CUDA_VISIBLE_DEVICES": str(card)}
     try:
@@ -168,7 +171,7 @@ def _timed(study: str, config: str, way: str, card: int | None, mini: str) -> fl
 
 
 def time_steps(study: str, config: str, way: str, mini: str = "") -> None:
-    """Steps of each trained encoding on random weights and tokens; a line of JSON for each."""
+    """Time steps of each trained encoding, with random weights; print a line of JSON for each."""
     import numpy as np
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -204,4 +207,4 @@ def time_steps(study: str, config: str, way: str, mini: str = "") -> None:
 
 if __name__ == "__main__":
     steps = {"pack": pack, "place": place, "warm": warm, "time": time_steps}
-    steps[sys.argv[1]](*sys.argv[2:])
+    tokens.run_step(steps, sys.argv[1:], __doc__)

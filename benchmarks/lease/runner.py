@@ -62,7 +62,7 @@ class Places(NamedTuple):
 
     @classmethod
     def of(cls, text: str) -> Places:
-        """Parse it; nothing is one place.
+        """Parse ``4`` or ``4x2``; an empty text is one place.
 
         Raises:
             ValueError: it is neither ``PLACES`` nor ``PLACESxGPUS``.
@@ -92,7 +92,7 @@ class Queue:
         self.tasks = {p.key: p for p in planned if p.zero_shot}
 
     def take(self, study: str) -> Planned | None:
-        """The next run for a place of ``study``; None while all remaining runs wait for others."""
+        """Return the next run for a place of ``study``; None while all that are left wait."""
         others = [n for n in self.left if n != study and not {n, study} & self.gpus.keys()]
         with LOCK:
             for name in (study, *others):
@@ -104,7 +104,7 @@ class Queue:
         return None
 
     def over(self) -> bool:
-        """Whether no run is left, or none of those left can become ready."""
+        """Return whether no run is left, or none of those left can become ready."""
         with LOCK:
             left = [p for name in self.left for p in self.left[name] if self._in_time(p, name)]
             return not left or not (self.running or any(self._ready(p) for p in left))
@@ -134,7 +134,7 @@ class Queue:
 
 
 def one(planned: Planned, queue: Queue, devices: Sequence[int], gpus: int = 1) -> bool:
-    """Train and evaluate a run; returns whether its record is complete.
+    """Train and evaluate a run, and return whether its record is complete.
 
     Args:
         devices: the GPUs that it may use; none: whatever the process sees. gpus: how many, or
@@ -168,7 +168,7 @@ def one(planned: Planned, queue: Queue, devices: Sequence[int], gpus: int = 1) -
 
 
 def place(study: str, queue: Queue, devices: Sequence[int]) -> None:
-    """Work through the queue; whatever goes wrong with one run, the others go on."""
+    """Carry out runs of the queue one after another, also after one has failed."""
     gpus = queue.gpus.get(study, 1)
     while not queue.over():
         planned = queue.take(study)
@@ -190,7 +190,7 @@ def place(study: str, queue: Queue, devices: Sequence[int]) -> None:
 def plans(
     words: Sequence[str], *, mini: bool = False, first: int = 10**6
 ) -> dict[str, list[Planned]]:
-    """The runs that each word names, as `pe.study.plan.load_part` does; none is there twice.
+    """Return the runs that each word names (`pe.study.plan.load_part`), each run once.
 
     Raises:
         ValueError: no such study, or no run of it that is called so.
@@ -204,7 +204,7 @@ def plans(
 
 
 def split(words: Sequence[str]) -> dict[str, Places]:
-    """What each word names, and its places: ``every/rope:0=2`` is two places for ``every/rope:0``.
+    """Split each word into its name and places: ``every/rope:0=2`` has two places.
 
     Raises:
         ValueError: what follows the equals sign is not `Places`.
@@ -215,13 +215,15 @@ def split(words: Sequence[str]) -> dict[str, Places]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Parse the command line and run."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("studies", nargs="+", metavar="STUDY[/RUN][:SEEDS]=PLACES[xGPUS]")
-    parser.add_argument("--mini", action="store_true")
-    parser.add_argument("--gpus", type=int, default=0, help="0: whatever the process sees")
-    parser.add_argument("--until", type=float, default=math.inf)
-    parser.add_argument("--dry-run", action="store_true", help="only name the runs")
-    parser.add_argument("--first", type=int, default=10**6, help="only so many runs of each word")
+    parser.add_argument("--mini", action="store_true", help="studies in miniature, for a CPU")
+    parser.add_argument("--gpus", type=int, default=0, help="how many; 0: all that are visible")
+    parser.add_argument("--until", type=float, default=math.inf, help="seconds from now")
+    parser.add_argument("--dry-run", action="store_true", help="only print the runs")
+    parser.add_argument("--first", type=int, default=10**6, help="runs of each word; default: all")
     options = parser.parse_args(arguments)
     os.environ.setdefault("OMP_NUM_THREADS", "4")
     shares = split(options.studies)

@@ -12,12 +12,13 @@ files with the same names represents it. A named corpus, such as python-packages
 
 from __future__ import annotations
 
+import inspect
 import json
 import shutil
 import subprocess
 import sys
 import tarfile
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from pe.data.cache import cache_root, key_of, write_json
@@ -31,10 +32,10 @@ MARGIN = 1_000_000
 
 
 def room(lease: Path, parts: Path) -> int:
-    """Bytes left for one of ``parts`` beside what travels with each call.
+    """Return the bytes that one of ``parts`` may have beside what travels with each call.
 
     Raises:
-        SystemExit: so few that parts would be tiny.
+        SystemExit: there are so few that parts would be tiny.
     """
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
@@ -51,7 +52,7 @@ def room(lease: Path, parts: Path) -> int:
 
 
 def pack(cache: str, corpus: str, vocab: str, parts: str, lease: str) -> None:
-    """Tokens of ``corpus`` in ``cache`` -> ``parts``/0 ... , with a list of what they are."""
+    """Pack the tokens of ``corpus``, from ``cache``, into ``parts``/0, 1 ..., and describe them."""
     folder = Path(parts)
     if not folder.exists():
         data = prepare(corpus, int(vocab), cache=cache)
@@ -62,7 +63,7 @@ def pack(cache: str, corpus: str, vocab: str, parts: str, lease: str) -> None:
 
 
 def compress(sources: Sequence[Path], folder: Path, about: str, lease: Path) -> None:
-    """Files and folders -> one archive, cut into parts that fit beside ``lease``."""
+    """Compress files and folders into one archive, and cut it into parts that fit."""
     left, new = room(lease, folder), folder.with_suffix(".new")
     shutil.rmtree(new, ignore_errors=True)  # of a call that was cut off
     new.mkdir(parents=True)
@@ -83,6 +84,7 @@ def recut(folder: Path, lease: Path) -> None:
     left, pieces = room(lease, folder), _pieces(folder)
     if max(path.stat().st_size for path in pieces) + MARGIN > left:
         content, new = b"".join(path.read_bytes() for path in pieces), folder.with_suffix(".new")
+        shutil.rmtree(new, ignore_errors=True)  # of a call that was cut off
         cut(new, content, (folder / "0" / "about.json").read_text(), left)
         for other in (folder / "0").iterdir():  # what else the first part carries
             if other.is_dir():
@@ -93,7 +95,7 @@ def recut(folder: Path, lease: Path) -> None:
 
 
 def cut(folder: Path, content: bytes, about: str, left: int) -> None:
-    """``content`` in parts of fewer than ``left`` bytes; the first also says what it is."""
+    """Write ``content`` in parts of fewer than ``left`` bytes; the first also has ``about``."""
     size = left - MARGIN
     for number in range(-(-len(content) // size)):
         part = folder / str(number)
@@ -106,8 +108,22 @@ def _pieces(folder: Path) -> list[Path]:
     return sorted(folder.glob("*/tokens.[0-9]*"), key=lambda path: int(path.suffix[1:]))
 
 
+def run_step(steps: Mapping[str, Callable[..., None]], words: Sequence[str], usage: str) -> None:
+    """Call the step that the first word names, with the other words as its arguments.
+
+    Raises:
+        SystemExit: there is no such step, or it takes other arguments; shows ``usage``.
+    """
+    try:
+        step = steps[words[0]]
+        inspect.signature(step).bind(*words[1:])
+    except (IndexError, KeyError, TypeError):
+        raise SystemExit(usage) from None
+    step(*words[1:])
+
+
 def join(folder: Path, where: Path) -> list[str]:
-    """The parts in ``folder`` -> what was packed; returns the names of the sources."""
+    """Join the parts in ``folder``, unpack them, and return the names of the sources."""
     whole = folder / "tokens.tar.xz"
     with whole.open("wb") as out:
         for part in sorted(folder.glob("tokens.[0-9]*"), key=lambda p: int(p.suffix[1:])):
@@ -118,7 +134,7 @@ def join(folder: Path, where: Path) -> list[str]:
 
 
 def place(parts: str, corpus: str, vocab: str) -> None:
-    """Parts in one folder -> a cache entry that `prepare` finds for ``corpus``."""
+    """Unpack parts from one folder into a cache entry that `prepare` finds for ``corpus``."""
     folder = Path(parts)
     about = json.loads((folder / "about.json").read_text())
     for name in about["files"]:
@@ -141,4 +157,4 @@ def place(parts: str, corpus: str, vocab: str) -> None:
 
 
 if __name__ == "__main__":
-    (pack if sys.argv[1] == "pack" else place)(*sys.argv[2:])
+    run_step({"pack": pack, "place": place}, sys.argv[1:], __doc__)

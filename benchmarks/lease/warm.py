@@ -32,7 +32,7 @@ with tempfile.TemporaryDirectory() as folder:
 
 
 def compile_one(recipe: Recipe, gpus: int) -> None:
-    """Two steps in a separate process, or in one for each of several GPUs."""
+    """Do two steps in a separate process, or in one for each of several GPUs."""
     options = {k: v for k, v in recipe.pe_options.items() if v != SEARCHED}
     short = dataclasses.replace(
         recipe, pe_options=options, corpus="stdlib", steps=2, warmup_steps=0, decay_steps=0,
@@ -53,7 +53,10 @@ def main() -> None:
     from pe.data import prepare
 
     first: dict[str, tuple[Recipe, int]] = {}
-    shares = split([word for word in sys.argv[1:] if not word.startswith("--")])
+    words = [word for word in sys.argv[1:] if not word.startswith("--")]
+    if not words:
+        raise SystemExit(__doc__)
+    shares = split(words)
     gpus = {name: share.gpus for name, share in shares.items()}
     for name, plan in plans(list(gpus), mini="--mini" in sys.argv).items():
         for recipe in (planned.recipe for planned in plan if planned.recipe.steps):

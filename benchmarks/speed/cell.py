@@ -35,7 +35,8 @@ PACKAGE = Path(pe.__file__).resolve().parent
 TARGET_SECONDS = 0.25
 """A repeat has as many steps as fit in this, 1 to 20, so that starting the clock does not count."""
 PATIENCE_SECONDS = 20.0
-"""After this no repeat is begun, if there are two. A step that takes longer is timed once."""
+"""Once this time is over and two repeats are done, no other begins. A step that takes longer is
+timed once."""
 NOTHING = {
     "tokens_per_second": None, "least": None, "most": None, "repeats": 0, "steps_a_repeat": 0,
     "mfu": None, "peak_memory_gib": None, "first_step_seconds": None, "parameters": None,
@@ -44,7 +45,7 @@ NOTHING = {
 
 
 def measure_cell(cell: Cell, chosen: Settings, device: torch.device) -> dict[str, Any]:
-    """Measure a cell; returns its row, with the reason if nothing could be measured.
+    """Measure a cell and return its row, with the reason if nothing could be measured.
 
     A peer's batch is halved until it fits; that of our encodings is not.
     """
@@ -72,7 +73,7 @@ def measure_cell(cell: Cell, chosen: Settings, device: torch.device) -> dict[str
 def _prepared(
     cell: Cell, batch: int, chosen: Settings, device: torch.device
 ) -> tuple[System, Callable[[], Any], Recipe]:
-    """The system, which is compiled at its first step, one of its steps, and its recipe."""
+    """Return the system, which compiles in its first step, a function for a step, the recipe."""
     own: dict[str, Any] = {}
     if not library(cell.system):
         own["pe"], own["pe_options"] = spelled(cell.system)
@@ -119,7 +120,7 @@ def _measured(cell: Cell, batch: int, chosen: Settings, device: torch.device) ->
 
 
 def numbers(times: list[float], tokens: int) -> dict[str, Any]:
-    """Median, least and most tokens/s of repeats that took ``times`` seconds a step."""
+    """Return median, least and most tokens/s of repeats that took ``times`` seconds per step."""
     return {
         "tokens_per_second": round(tokens / statistics.median(times), 1),
         "least": round(tokens / max(times), 1),
@@ -170,14 +171,14 @@ def _prefill(system: System, recipe: Recipe, device: torch.device) -> Callable[[
 
 
 def _tokens(recipe: Recipe, device: torch.device) -> Callable[[], Tensor]:
-    """New random tokens (B, T + 1) at each call."""
+    """Return a function that draws new random tokens, (B, T + 1), in each call."""
     generator = torch.Generator(device=device).manual_seed(0)
     shape = (recipe.batch_size, recipe.context_length + 1)
     return lambda: torch.randint(0, recipe.vocab_size, shape, device=device, generator=generator)
 
 
 def _timed(step: Callable[[], Any], steps: int, device: torch.device) -> float:
-    """Seconds per step, averaged over ``steps``."""
+    """Return the seconds per step, averaged over ``steps``."""
     synchronize(device)
     begun = time.perf_counter()
     for _ in range(steps):
@@ -210,7 +211,7 @@ def _shortage(error: BaseException, batch: int) -> str:
 
 
 def _own(error: BaseException) -> bool:
-    """Whether an error was raised by this package's own code."""
+    """Return whether an error was raised by this package's own code."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next

@@ -65,7 +65,7 @@ def measure(
     gc.freeze()  # what is there already need not be looked through after each cell
     try:
         for index, cell in enumerate(todo):
-            for part in _with_nope(cell, record, since):
+            for part in _with_nope(cell, since):
                 if time.monotonic() >= deadline:
                     _note_rest(record, todo[index:])
                     return _end(run, record, "stopped")
@@ -114,7 +114,7 @@ def _begun(run: SpeedRun, chosen: Settings) -> dict[str, Any]:
 
 
 def left(record: dict[str, Any], chosen: Settings) -> list[Cell]:
-    """The cells without a row, or with a row that says that the time was up."""
+    """Return the cells without a row, or with a row that says that the time was up."""
     done = {
         (row["system"], row["mode"], row["length"])
         for row in record["cells"]
@@ -134,7 +134,7 @@ def _session(run: SpeedRun, chosen: Settings) -> dict[str, Any]:
 
 
 def _more_versions() -> dict[str, str]:
-    """Versions of the installed packages that only speed runs use."""
+    """Return the versions of the installed packages that only speed runs use."""
     installed = {}
     for package in ("triton", "x-transformers"):
         try:
@@ -144,8 +144,8 @@ def _more_versions() -> dict[str, str]:
     return installed
 
 
-def _with_nope(cell: Cell, record: dict[str, Any], since: dict[tuple[str, int], int]) -> list[Cell]:
-    """The cell, preceded by a measurement of NoPE if one is due."""
+def _with_nope(cell: Cell, since: dict[tuple[str, int], int]) -> list[Cell]:
+    """Return the cell, preceded by a measurement of NoPE if one is due."""
     key = (cell.mode, cell.length)
     due = key not in since or since[key] >= NOPE_EVERY
     since[key] = 1 if due else since[key] + 1
@@ -203,7 +203,7 @@ def _end(run: SpeedRun, record: dict[str, Any], status: str) -> dict[str, Any]:
 
 
 def line(row: dict[str, Any], speed: Speed) -> str:
-    """A row for a terminal."""
+    """Write a row as a line for a terminal."""
     where = f"{row['mode']:7} {row['batch']:>3} x {row['length']:<6} {row['system']:22}"
     if row["reason"]:
         return f"{where} {row['reason']}"

@@ -48,7 +48,7 @@ def settings(
     compiled: bool | None = None,
     deterministic: bool = False,
 ) -> Settings:
-    """Settings, with defaults that depend on the machine. NoPE is always measured.
+    """Return settings, with defaults that depend on the machine. NoPE is always measured.
 
     Args:
         encodings: () for all that `pe.speed.names` lists. compiled: None: on CUDA only.
@@ -94,7 +94,7 @@ def settings(
 
 
 def parameters(chosen: Settings, name: str) -> dict[str, Any]:
-    """Parameters of speed.ipynb that lead to these settings, under this name."""
+    """Return the parameters of speed.ipynb that lead to these settings, under this name."""
     kinds: dict[bool, list[str]] = {True: [], False: []}
     for system in chosen.systems:
         kinds[system in PEERS].append(system)
@@ -108,7 +108,7 @@ def parameters(chosen: Settings, name: str) -> dict[str, Any]:
 
 
 def importable() -> tuple[str, ...]:
-    """The peers whose library is installed; x-transformers never is a dependency.
+    """Return the peers whose library is installed; x-transformers is never a dependency.
 
     Raises:
         ValueError: a library is there, and something that it needs is not.
@@ -129,7 +129,7 @@ def importable() -> tuple[str, ...]:
 
 
 def order(chosen: Settings) -> list[Cell]:
-    """All cells, the most important first."""
+    """Return all cells, the most important first."""
     lengths = chosen.lengths
     main = [n for n in lengths if n in MAIN] or list(lengths[:1])
     rest = [n for n in lengths if n not in main]
@@ -162,7 +162,10 @@ def order(chosen: Settings) -> list[Cell]:
 
 
 def _interest(system: str) -> int:
-    """0 and 1: NoPE and RoPE; 2: others of `FIRST`; 3: peers; 4: the rest; 5: RoPE's own graph."""
+    """Return the rank of a system in `order`: a smaller one is measured earlier.
+
+    0 and 1: NoPE and RoPE. 2: others of `FIRST`. 3: peers. 4: the rest. 5: RoPE's own graph.
+    """
     if library(system):
         return 3
     if system in ("nope", "rope"):
@@ -173,7 +176,7 @@ def _interest(system: str) -> int:
 
 
 def same_graph_as_rope(system: str) -> bool:
-    """Whether an encoding differs from RoPE only in its frequencies."""
+    """Return whether an encoding differs from RoPE only in its frequencies."""
     from pe.encodings.core.frequencies import FrequencyTransform
     from pe.encodings.core.parts import part_classes
 

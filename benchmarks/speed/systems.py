@@ -50,7 +50,7 @@ class System(NamedTuple):
 
 
 def build(name: str, recipe: Recipe, device: torch.device, dtype: torch.dtype) -> System:
-    """The system of this name. ``recipe`` has its length, ``dtype`` is that of its queries.
+    """Build the system of this name; ``recipe`` has its length, ``dtype`` is that of queries.
 
     Raises:
         ValueError: the chooser refuses the encoding at this length, or on this device.
@@ -80,7 +80,7 @@ def _ours(name: str, recipe: Recipe, device: torch.device, dtype: torch.dtype) -
 
 
 def llama(recipe: Recipe) -> nn.Module:
-    """transformers' model of the recipe's sizes."""
+    """Build transformers' Llama with the recipe's sizes."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     ours = build_config(recipe, recipe.vocab_size)

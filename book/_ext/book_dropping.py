@@ -59,7 +59,7 @@ class Treated:
 
 
 def treated(rows: Sequence[Row], known: Mapping[str, RunLike]) -> list[Treated]:
-    """Sort rows by base, by what was done to the model, by norm and by rate.
+    """Return the rows, sorted by base, by what was done to the model, by norm and by rate.
 
     Args:
         known: by STUDY/NAME, all runs that these may have begun with.

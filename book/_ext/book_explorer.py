@@ -47,7 +47,7 @@ SCRIPTS = {
 
 
 def prepare(studies: Studies, speeds: Speeds, book: Path) -> list[str]:
-    """Write the data and the pages of records; return the folders that belong into the site."""
+    """Write the data and the pages of records; return the folders that the site needs."""
     pages = Pages(book)
     sets = [*study_sets(studies, pages), *speed_sets(speeds)]
     kept = write_sets(sets, book / SITE / "explorer")

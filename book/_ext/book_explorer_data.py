@@ -109,12 +109,11 @@ def study_sets(studies: Studies, pages: Pages) -> list[dict[str, Any]]:
                 cells = extensions.rows(row, records)
                 name = f"{study}/{row.label} extended"
                 found.append(study_set(name, [study], cells, pages, once=()))
-    # the study that tells most comes first: most rows, each of most numbers
     return sorted(found, key=lambda one: -_told(one))
 
 
 def _told(one: Mapping[str, Any]) -> float:
-    """Rank a set by its encodings, its quantities by length and its training tokens."""
+    """Return how much a set shows, by its encodings, quantities by length and training tokens."""
     kinds = sum(bool(quantity["lengths"]) for quantity in one["quantities"])
     return math.log(max(one["tokens"], 1)) * one["encodings"] * min(kinds, 4)
 
@@ -131,7 +130,7 @@ def together(rows: Mapping[str, Sequence[Row]]) -> list[list[str]]:
     found = []
     for names in budgets.values():
         runs: set[str] = set()
-        more = []  # a study whose runs are all of others before it brings nothing
+        more = []  # without studies whose runs all belong to studies before them
         for name in names:
             own = {run.name for row in rows[name] for run in row.runs}
             more += [name] if own - runs else []

@@ -49,7 +49,7 @@ def records_of(
     encodings: Sequence[str] = (),
     trained: bool | None = None,
 ) -> list[dict[str, Any]]:
-    """Complete records of a study, by encoding and factor; what was trained on comes last.
+    """Return the complete records of a study, by encoding and factor; trained models come last.
 
     Args:
         trained: True takes those with steps of training, False those without.
@@ -253,8 +253,11 @@ def _drawn_name(records: Sequence[dict[str, Any]]) -> str:
 
 
 def figures_of(runs: Path) -> Figures:
-    """Pictures of each study and text: one of all records, those trained on, those not, and one for
-    each encoding."""
+    """Return pictures of each study and text.
+
+    There is one of all records, one of those with training, one of those without, and one for each
+    encoding.
+    """
     made: Figures = {}
     for study in sorted({file.parent.parent.name for file in runs.glob(f"*/*/{FILE}")}):
         known = records_of(runs, study)

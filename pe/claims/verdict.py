@@ -1,9 +1,9 @@
-"""From a claim and the records to a verdict.
+"""Judge claims by the records. These are the verdicts:
 
     not testable here     the ledger says why
     not measured yet      a condition needs a value that no record has
-    not decided           a difference could be due to chance, or a condition is not met without
-                          which the test says nothing
+    not decided           a difference could be due to chance, or a precondition of the test is
+                          not met
     holds                 all conditions are met
     does not hold         no condition is met
     depends               some conditions are met; the verdict names them
@@ -81,7 +81,7 @@ def judge(claim: Claim, values: Values) -> Judged:
     verdict, why = _sum_up(outcomes)
     lacking = [condition.say for condition, outcome in given if not outcome.met]
     if lacking:
-        verdict, why = Verdict.UNDECIDED, f"the test needs what is not so: {'; '.join(lacking)}"
+        verdict, why = Verdict.UNDECIDED, f"a precondition is not met: {'; '.join(lacking)}"
     return Judged(claim, verdict, why, numbers, list(dict.fromkeys(v.where for v in used)))
 
 
@@ -94,7 +94,7 @@ def _sum_up(outcomes: list[tuple[Condition, _Outcome]]) -> tuple[Verdict, str]:
         return Verdict.HOLDS, ""
     if not met:
         return Verdict.FAILS, ""
-    return Verdict.DEPENDS, f"so: {'; '.join(met)}. Not so: {'; '.join(unmet)}"
+    return Verdict.DEPENDS, f"met: {'; '.join(met)}. Not met: {'; '.join(unmet)}"
 
 
 def _judge(condition: Condition, there: dict[str, Value]) -> _Outcome:

@@ -35,7 +35,8 @@ PIECE = 1 << 18
 """The bytes of a longer text that are in memory at once."""
 _WORD_END = re.compile(r"\S(?=[ \n])")
 _NEAR, _CANDIDATES = 1 << 16, 64
-"""A piece may be shortened by so many characters, and so many of the last places are tried."""
+"""A piece is shortened by at most `_NEAR` characters, and the last `_CANDIDATES` places in these
+are tried."""
 CONTEXT = 200
 """The number of characters before and after a place that decide whether a text may be cut there."""
 Joins = Callable[[str, int], bool]

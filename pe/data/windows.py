@@ -22,7 +22,8 @@ def evaluation_windows(split: Split, length: int, target_tokens: int, count: int
         length: the longest context, in tokens. target_tokens: how many targets are scored.
 
     Raises:
-        ValueError: no document is longer than ``length``, or a number makes no sense.
+        ValueError: no document is longer than ``length``, or ``target_tokens`` or ``count`` is out
+            of range.
     """
     if not 1 <= target_tokens <= length:
         raise ValueError(

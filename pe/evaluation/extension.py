@@ -57,7 +57,7 @@ def extend(
     Raises:
         RunError: the run is not complete, its checkpoint is not on this machine, or extension.json
             has other lengths, targets or windows than the recipe asks for.
-        ValueError: the run's model cannot be converted to a method, a factor is no number, or
+        ValueError: the run's model cannot be converted to a method, a factor is not a number, or
             ``options`` match no cell.
     """
     complete_record(checked(run), "extending")

@@ -15,7 +15,7 @@ from pe._errors import unknown
 
 FACTORS = (2.0, 4.0, 8.0, 16.0)
 LENGTH: Literal["length"] = "length"
-"""At each length, the factor that the length is of the training length."""
+"""A factor per length: the length divided by the training length."""
 Factor = float | Literal["length"]
 
 
@@ -55,7 +55,7 @@ def cells(methods: Sequence[str], factors: Sequence[Factor]) -> list[Cell]:
     """Return a cell for each method and factor; a method that takes no factor has one cell.
 
     Raises:
-        ValueError: a method is unknown, a factor is none, or one of them is not in a list.
+        ValueError: a method is unknown, a value is not a factor, or an argument is not a list.
     """
     from pe.encodings.core.extension import extension_method  # imports torch
 

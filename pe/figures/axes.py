@@ -54,7 +54,7 @@ def mark(axes: Axes, x: float, text: str = "") -> None:
 
 
 BASELINE: dict[str, Any] = {"color": FAINT, "linewidth": 1.1, "zorder": 1.5}
-"""The look of lines that other lines are held against."""
+"""The look of baselines, with which other lines are compared."""
 CUT: dict[str, Any] = BASELINE | {"linestyle": (0, (3, 2)), "label": "cut to the training length"}
 GUESS: dict[str, Any] = BASELINE | {"linestyle": (0, (1, 1.5)), "label": "uniform guessing"}
 

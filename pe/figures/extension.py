@@ -30,7 +30,7 @@ from pe.results.finetuned import CONTROL, FineTuned
 from pe.results.quantities import label, trained_length
 
 PALE = (0, (4, 1.6))
-"""The dashes of lines that are not trained on."""
+"""The dashes of models that were extended and not trained further."""
 
 
 def _look(method: str) -> dict[str, Any]:
@@ -85,10 +85,10 @@ def by_length(
 
 @style()
 def trained_on(rows: Sequence[FineTuned]) -> Figure:
-    """Draw three lines for each method: the run it began with, extended, and trained on.
+    """Draw three lines for each method: the run it began with, extended, and trained further.
 
-    In every panel are the control, which had longer windows and no other frequencies, and the run
-    it began with when it reads no more than that run's training length.
+    Every panel has two baselines: the control, which was trained further on longer windows with
+    its frequencies unchanged, and the first run with texts cut to its training length.
     """
     from pe.encodings.core.spec import parse  # brings torch
 
@@ -105,7 +105,7 @@ def trained_on(rows: Sequence[FineTuned]) -> Figure:
         if control is not None:
             _line(
                 axes, control.trained, color=FAINT, linewidth=1.2, linestyle=(0, (6, 1.5, 1, 1.5)),
-                label="not extended, trained on",
+                label="not extended, trained further",
             )  # fmt: skip
         first = min(row.before)
         _line(axes, dict.fromkeys(row.before, row.before[first]),
@@ -115,7 +115,7 @@ def trained_on(rows: Sequence[FineTuned]) -> Figure:
             axes, row.extended, linestyle=PALE, markerfacecolor="none", linewidth=1.3,
             label="extended", **look,
         )  # fmt: skip
-        _line(axes, row.trained, label="extended, trained on", **look)
+        _line(axes, row.trained, label="extended, trained further", **look)
         axes.set_title(row.title, fontsize=9.5)
         form = FuncFormatter(lambda value, _: f"{value / 1024:g}k")
         powers_of_two(axes, list(row.trained), form)

@@ -164,10 +164,10 @@ def whiskers(records: Sequence[Mapping[str, Any]]) -> bool:
 def several(records: Sequence[Mapping[str, Any]]) -> Figure:
     """Draw loss and numbers found by length, for trials of one model on one text.
 
-    Models that were trained on have filled markers. Further lines of a colour are dashed. The axis
-    of the loss ends `LOSS_ABOVE_CUT` above the cut line, so the curves of methods that fail leave
-    it. The right panel has the task that the untouched model answers best. Few lines have the
-    intervals of their shares (`whiskers`).
+    Models that were trained further have filled markers. Of lines in one colour all but the first
+    are dashed. The axis of the loss ends `LOSS_ABOVE_CUT` above the cut line, so the curves of
+    methods that fail leave it. The right panel has the task that the untouched model answers best.
+    Shares have intervals if there are few lines (`whiskers`).
     """
     first, lines, intervals = records[0], _lines(records), whiskers(records)
     task = max(

@@ -35,7 +35,8 @@ TASK = "multikey"
 def ordered(rows: Sequence[Row], far: int) -> list[tuple[Row, float, float | None]]:
     """Return (row, perplexity at 1×, perplexity at ``far``×), best at ``far``× first.
 
-    Rows that have no position so far, None there, come last; rows without a value at 1× not at all.
+    Rows without a value at ``far``×, where the last item is None, come last. Rows without a value
+    at 1× are left out.
     """
     measured = []
     for row in rows:
@@ -134,7 +135,7 @@ def _lines(
 
 
 def _narrow(axes: Axes, found: Sequence[tuple[Row, float, float | None]], limit: int) -> None:
-    """End the axis at eight times the best value; rows that go on have their number at the edge."""
+    """End the axis at eight times the best value, and write larger values at its edge."""
     edge = 8 * min(near for _, near, _ in found)
     if axes.get_xlim()[1] <= edge:
         return

@@ -38,7 +38,7 @@ def shares(row: Row, task: str, names: Sequence[str]) -> tuple[list[float], np.n
 
 @style()
 def retrieval(rows: Sequence[Row], task: str) -> Figure:
-    """Draw a heat map of exact matches for each row that was asked."""
+    """Draw a heat map of exact matches for each row that has answers to this task."""
     names = multiples([run for row in rows for run in row.runs])
     panels = [(row, *shares(row, task, names)) for row in rows]
     asked = [(row, depths, share) for row, depths, share in panels if depths]

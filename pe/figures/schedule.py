@@ -50,7 +50,7 @@ def schedule(
         options: of the encoding, and sizes such as ``head_dim`` where they matter.
 
     Raises:
-        ValueError: the spec is none, or does not fit the layers.
+        ValueError: the spec is wrong, or does not fit the number of layers.
     """
     from pe.encodings.core.spec import layer_specs, parse
 
@@ -96,7 +96,7 @@ def spans(shown: Sequence[bool]) -> list[tuple[int, int]]:
 
 
 def _titles(layers: Sequence[LayerSpec]) -> list[str]:
-    """Return the title of each layer, without options unless these are all that tells it apart."""
+    """Return the title of each layer, with options only where layers differ in nothing else."""
     from pe.encodings.core.registry import about
     from pe.encodings.core.spec import joined
 

@@ -54,7 +54,7 @@ def training(speed: Speed) -> Figure:
 
 
 def _lines(speed: Speed, lengths: Sequence[int]) -> list[tuple[str, dict[str, Any]]]:
-    """Return system and look of each line: NoPE, RoPE, and what costs something else than these."""
+    """Return system and look of each line: NoPE, RoPE, and systems whose cost differs from them."""
     drawn: dict[str, list[float | None]] = {}
     for system in dict.fromkeys(
         ("nope", "rope", *(row["system"] for row in speed.record["cells"]))

@@ -84,7 +84,7 @@ def _looks(rows: Sequence[Row], highlight: str | None) -> list[dict[str, Any]]:
 
 
 def _look(place: int, row: Row, grey: bool) -> dict[str, Any]:
-    """Return a row's look in a family, whose first was trained throughout, others converted."""
+    """Return the look of a row in a family: first the row that was not converted, then others."""
     return {
         "color": FAINT if grey else colour(row.origin),
         "linestyle": "-" if grey else _DASHES[place % len(_DASHES)],
@@ -108,7 +108,7 @@ def _panels(
     """Draw panels of lines.
 
     Args:
-        baselines: draws those of a panel whose rows are held against that row, and returns them.
+        baselines: draws the baselines of a panel, given the row that they are about; returns them.
 
     Raises:
         ValueError: there are no rows.

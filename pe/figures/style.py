@@ -28,7 +28,7 @@ INK, FAINT, GRID = "#24292f", "#6e7781", "#d0d7de"
 _ON_DARK = {INK: "#e6edf3", FAINT: "#9aa4af", GRID: "#3a424c"}
 
 MAX_RUNS_IN_CAPTION = 15
-"""More are counted by study."""
+"""The most runs that a caption names; more are counted by study."""
 
 COLOURS = (
     "#8f8f8f", "#3f8fd8", "#d9641e", "#d03060", "#159570", "#9a63c9", "#b8860b", "#3a94a8",
@@ -36,10 +36,11 @@ COLOURS = (
 )  # fmt: skip
 MARKERS = ("o", "s", "D", "^", "v", "P", "X", "<", ">", "h", "d", "p")
 _COLOUR_SEED, _MARKER_SEED = (2626178, 10), (1534296, 14)
-"""A number to hash beside a name, and a byte of the hash, so that a new encoding changes no other
-one's look. They were searched for: no two encodings of the registry have both in common; NoPE,
-RoPE, PoPE and YaRN have the colours that colour-blind readers tell apart best; RoPE and what
-transforms its frequencies have a colour each, as have the encodings of the study `every`."""
+"""A look follows from a hash of the encoding's name and a number: the number, and the byte of the
+hash that is used. So a new encoding does not change the look of others. The numbers were searched
+for, such that no two encodings of the registry have the same colour and marker; NoPE, RoPE, PoPE
+and YaRN have the colours that colour-blind readers tell apart best; and RoPE and the transforms of
+its frequencies have different colours, as have the encodings of the study `every`."""
 
 SEQUENTIAL = LinearSegmentedColormap.from_list("pe_sequential", ["#2f7fc400", "#2f7fc4ff"])
 """From nothing to blue. It reads on both backgrounds because its zero is transparent."""

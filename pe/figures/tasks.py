@@ -200,8 +200,8 @@ def solved(titles: Sequence[str], records: Mapping[str, Sequence[TaskRecord | No
 
     Encodings whose seeds solve most out of distribution come first, counted on the tasks that all
     encodings were trained on. Where a task has several splits out of distribution, the one that the
-    fewest seeds solve counts. A dark cell is all seeds, an empty one none, and a number is in
-    between. A dash is no record, or an encoding without such positions.
+    fewest seeds solve counts. A dark cell means all seeds, an empty one none; otherwise the cell
+    has the number. A dash means no record, or an encoding without such positions.
 
     Args:
         titles: of the tasks. records: by encoding, one per task; None where nothing is recorded.

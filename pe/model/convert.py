@@ -53,9 +53,9 @@ def convert(
 
     Raises:
         ValueError: the encoding or an option is unknown, parts cannot be combined, the model is
-            not one of this package, frequencies are to be changed that the model does not have, an
-            option changes the shape of parameters that are to be taken over, or ``context_length``
-            is below 1.
+            not one of this package, ``spec`` changes frequencies and the model has none, an option
+            changes the shape of parameters that are to be taken over, or ``context_length`` is
+            below 1.
     """
     if not isinstance(model, (PEModel, PEForCausalLM)):
         raise ValueError(

@@ -24,7 +24,7 @@ def generator_for(seed: int, name: str) -> torch.Generator:
 
 
 def outside_encodings(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """Yield names and parameters, those of encodings left out."""
+    """Yield the name and the parameter, for all parameters except those of encodings."""
     inside = {id(p) for m in model.modules() if isinstance(m, Encoding) for p in m.parameters()}
     return (item for item in model.named_parameters() if id(item[1]) not in inside)
 

@@ -29,7 +29,7 @@ def seed_step(seed: int, step: int, process: int) -> None:
 
 @contextlib.contextmanager
 def same_draws(device: torch.device) -> Iterator[None]:
-    """Draw from a fixed seed in this block, and restore the state of torch's generators after."""
+    """Draw from a fixed seed in this block, and then restore the state of torch's generators."""
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         seed_torch(0)
         yield

@@ -123,7 +123,7 @@ def trained(run: Run) -> Markdown:
             f"Validation loss {t['validation_loss']:.3f}."
         )
     if t["wall_seconds"] is None or t["tokens_per_second"] is None:
-        pace = f" on {machine['name']}, how fast is not recorded"
+        pace = f" on {machine['name']} (the speed is not recorded)"
     else:
         pace = (
             f" in {duration(t['wall_seconds'])}: {t['tokens_per_second']:,.0f} tokens/s"

@@ -67,8 +67,8 @@ def configure(
     Its directory is ``runs.root() / study / recipe.run_name()``; its recipe is set.
 
     Args:
-        recipe: a name of `pe.RECIPES`; auto: as the machine allows. It has the value of every
-            argument that is None.
+        recipe: a name of `pe.RECIPES`; auto: ``demo`` on a CPU, ``tiny`` on a CUDA GPU. An
+            argument that is None has the value of the recipe.
         overrides: fields of the recipe that have no parameter.
 
     Raises:
@@ -107,8 +107,9 @@ def configure_conversion(
     """Return the run that continues from another run with a new encoding. Writes nothing.
 
     An argument that is None has the value of the run it starts from, and so have text, sizes, seed
-    and evaluation. But the peak of the learning rate is a third of that run's and falls to a tenth,
-    after a warmup of 3%, and another encoding learns at the rate of the model.
+    and evaluation. There are two exceptions. The peak of the learning rate is a third of that
+    run's, and the rate falls to a tenth of the peak after a warmup of 3%. The parameters of another
+    encoding learn at the rate of the model.
 
     Args:
         run: the run to start from: its name in the study, or STUDY/NAME.
@@ -124,7 +125,7 @@ def configure_conversion(
 
     refuse_strange_study(study)
     if not run:
-        raise ValueError("run: which run shall be converted? -p run NAME, a folder of runs/STUDY/")
+        raise ValueError("run: name the run to convert: -p run NAME, a folder of runs/STUDY/")
     others = other_fields(overrides, inspect.signature(configure_conversion).parameters)
     folder = root() / study
     parent, pe = parent_of(run, folder), spaced(pe)
@@ -132,7 +133,10 @@ def configure_conversion(
     last = old.steps if step is None else step
     more = old.steps - last if steps is None else steps
     if more <= 0:
-        raise ValueError(f"steps: how many? {parent.name} is at its end after step {last}")
+        raise ValueError(
+            f"steps: {parent.name} has no steps left after step {last}; say how many to train, as "
+            "in -p steps 100"
+        )
     peak = float(f"{old.learning_rate / 3:.6g}") if learning_rate is None else learning_rate
     stretched = context_length not in (None, old.context_length)
     trained = old.context_length if stretched else None
@@ -182,12 +186,15 @@ def configure_study(
     """Return the folder and the plan of the study that these parameters describe. Writes nothing.
 
     Raises:
-        ValueError: an unknown study (the nearest is named), or a file that is none.
+        ValueError: an unknown study (the nearest is named), or a file that does not describe one.
     """
     if not study:
-        raise ValueError("study: which one? -p study scaffold, or the path of a YAML file")
+        raise ValueError("study: name one: -p study scaffold, or the path of a YAML file")
     if workers and address:
-        raise ValueError("workers: those at the address are there already; give one of the two")
+        raise ValueError(
+            f"workers: {workers} has no effect with an address, whose workers run already; leave "
+            "one of the two out"
+        )
     plan = load_plan(study, mini=mini, check=True)
     refuse_strange_study(plan[0].study)
     return StudyFolder(plan, dry_run=dry_run, workers=1 if address else workers)
@@ -287,7 +294,7 @@ def configure_tasks(
     made = experiment.make_task()
     names = _encodings_in(pe)
     if not names:
-        raise ValueError("pe: which encodings? Expected names with commas, such as rope,alibi")
+        raise ValueError("pe: expected names of encodings with commas, such as rope,alibi")
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise ValueError(f"pe: expected each encoding once, got {', '.join(twice)} more than once")
     run = task_run(experiment, names, study)

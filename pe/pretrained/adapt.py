@@ -64,7 +64,8 @@ REPLACED_BY = {
     "attention_factor": ("mscale", "mscale_all_dim"),
     "mscale": ("attention_factor",), "mscale_all_dim": ("attention_factor",),
 }  # fmt: skip
-"""By option of YaRN, the other way to say what multiplies cosines and sines."""
+"""What multiplies cosines and sines can be given in two ways: for each option of YaRN, the options
+of the other way."""
 WITHOUT_EFFECT = "{}: has no effect on a model's own settings; name an encoding"
 CLOSE = {torch.float64: 1e-5, torch.float32: 1e-3}
 """How far logits may differ from the host's, in standard deviations of the logits, per type of
@@ -208,8 +209,8 @@ def adapt(
 ) -> Model:
     """Return a model that shares the weights of ``model`` and has the encoding ``spec``.
 
-    ``model`` itself is as before, so the two can be compared without the memory of two. To train
-    one and keep the other, load or copy it first.
+    ``model`` itself does not change, and weights are held once, so the two can be compared without
+    twice the memory. To train one and keep the other, load or copy the model first.
 
     Args:
         model: a decoder of transformers, or a result of this function, which is adapted from its
@@ -223,17 +224,17 @@ def adapt(
         layers: the layers that get it. None: all for a schedule; otherwise those that rotate and
             see furthest, so that layers with windows and layers without rotation keep what they
             have.
-        plain: True: only as a setting of transformers, or an error; so are methods whose
-            frequencies depend on the length, of which transformers keeps cached keys as they were
-            rotated. False: only through hooks. None: a setting where it gives the same logits.
+        plain: True: as a setting of transformers, or else an error. This allows methods whose
+            frequencies depend on the length, although transformers keeps cached keys as they were
+            rotated. False: through hooks. None: as a setting where it gives the same logits.
         seed: draws the parameters of encodings that learn.
         options: of the encoding.
 
     Raises:
-        ValueError: in one line, why not: an encoder, a model without rotation, a model of this
-            package (`pe.convert`), settings that contradict each other, a length within that of
-            training, a rotation without the scaling that the model has, or with a smaller factor,
-            or layers that are built in a way that is not known here.
+        ValueError: the model is an encoder, has no rotation, is one of this package (`pe.convert`)
+            or has layers of an unknown structure; settings contradict each other; the length is
+            within that of training; or the rotation lacks the scaling that the model has, or has a
+            smaller factor. The message is one line.
     """
     _refuse_others(model)
     new: Model = _sharing_weights(model)
@@ -339,7 +340,7 @@ def _options(
 def _refuse_undoing(host: Host, spec: str, wanted: Mapping[int, Encoding]) -> None:
     """Raise ValueError for a rotation without a scaling that the layers were trained with.
 
-    An encoding that does not rotate drops the scaling together with the rotation, and may.
+    An encoding that does not rotate is allowed: it drops the scaling together with the rotation.
     """
     trained = trained_scaling(host.source.config)
     for index, enc in wanted.items():

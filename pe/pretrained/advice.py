@@ -108,8 +108,8 @@ def _no_settings(rope: Rope, training: TrainingLength, reasons: Sequence[str]) -
     if rope.kind == "longrope":
         return (
             f"The configuration has LongRoPE, whose factors were found for {training.tokens:,} "
-            "tokens; more needs new factors (pe.search_longrope) or training. A window keeps what "
-            "there is."
+            "tokens; more needs new factors (pe.search_longrope) or training. A window needs "
+            "neither, but the model then reads no more than before."
         )
     return f"No settings extend it: {reasons[0]}."
 

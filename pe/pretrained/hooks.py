@@ -199,7 +199,7 @@ def attention(
                 f"attention {INTERFACE!r} is for models that pe.adapt made, and this one has no "
                 "encoding of it; load a saved one with AutoModelForCausalLM.from_pretrained"
             )
-        # a module outside the decoder, such as the tower of an image
+        # a module outside the decoder, such as the encoder of images
         return ALL_ATTENTION_FUNCTIONS["sdpa"](  # type: ignore[no-any-return]
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
         )

@@ -34,7 +34,7 @@ class Method(Frozen):
     inv_freq: tuple[float, ...]
     """Radians per token of each frequency, for a text of ``length`` tokens."""
     attention_factor: float = 1.0
-    """On cos and sin of queries and keys, so it enters logits squared."""
+    """The factor on cos and sin. Queries and keys both have it, so logits have its square."""
     logits: float
     """By how much logits of rotated channels grow over those of training."""
     changed: int

@@ -129,7 +129,7 @@ def trained_scaling(config: Any) -> Scaled | None:
 
 
 def trained_so(config: Any, rope: Rope) -> bool:
-    """Whether the released models of this type were trained with this type of scaling."""
+    """Return whether the released models of this type were trained with this type of scaling."""
     trained = trained_scaling(config)
     return trained is not None and trained.kind == rope.kind
 

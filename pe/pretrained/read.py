@@ -111,7 +111,7 @@ def _from_raw(name: str, raw: Mapping[str, Any]) -> Source:
     with quiet():
         try:
             whole = CONFIG_MAPPING[kind].from_dict(json.loads(json.dumps(raw)))
-        except Exception as error:  # the classes check their fields with whatever comes to hand
+        except Exception as error:  # the classes raise errors of many types for a wrong field
             reason = " ".join(str(error.__cause__ or error).split())
             written = [block.get(key) for block in blocks(raw).values() for key in TYPE_KEYS]
             old = next((word for word in written if word in OLD_NAMES), None)
@@ -154,7 +154,7 @@ def _from_live(source: Any) -> Source:
 
 
 def _adapted(spec: str | None, layers: Sequence[int], **_: Any) -> tuple[str]:
-    """The remark on a model that `pe.adapt` changed through hooks."""
+    """Write the remark on a model that `pe.adapt` changed through hooks."""
     what = "its own settings through hooks" if spec is None else repr(spec)
     return (f"pe.adapt gave {what} to layers {ranges(layers)}; below is what it was before",)
 

@@ -83,11 +83,11 @@ class Rope(Frozen):
         chosen = settings.get("attention_factor")
         own = magnitude(self.factor)
         if self.kind == "yarn" and chosen is not None and abs(chosen - own) < 1e-6:
-            del settings["attention_factor"]  # it follows from the factor: let it follow
+            del settings["attention_factor"]  # it follows from the factor, so it must change too
         return self.model_copy(update={"settings": settings})
 
     def unit(self, trained: int) -> float:
-        """Tokens per 1 of the factor: ``factor * unit`` tokens are read.
+        """Return the tokens that a factor of 1 stands for: ``factor * unit`` tokens are read.
 
         Args:
             trained: tokens that the model reads with the factor that it has.

@@ -97,7 +97,7 @@ def _built(config: Any, settings: dict[str, Any]) -> Any:
     with quiet():
         try:
             return type(config).from_dict(whole | json.loads(json.dumps(settings)))
-        except Exception as error:  # the classes check their fields with whatever comes to hand
+        except Exception as error:  # the classes raise errors of many types for a wrong field
             reason = " ".join(str(error.__cause__ or error).split())
             raise ValueError(
                 f"transformers' {type(config).__name__} refuses it: {reason}"

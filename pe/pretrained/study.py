@@ -263,20 +263,17 @@ def papermill(study: PretrainedStudy, trial: Trial, steps: int) -> str:
 
 def main(
     name: Annotated[str, typer.Argument(help="a file of studies/pretrained/, or a path")],
-    model: Annotated[str, typer.Option(help="where the model is, if elsewhere")] = "",
+    model: Annotated[str, typer.Option(help="path of the model; default: the file's")] = "",
     mini: Mini = False,
     dry_run: DryRun = False,
     until: Until = math.inf,
     places: Annotated[int, typer.Option(min=1, help="trials that share a GPU")] = 2,
-    step_seconds: Annotated[float, typer.Option(help="of a training step, measured before")] = 0.0,
-    compile: Annotated[str, typer.Option(help="auto, on, off")] = "auto",
-    steps: Annotated[int, typer.Option(min=0, help="of a training; 0: as many as end in time")] = 0,
-    only: Annotated[int | None, typer.Option(hidden=True)] = None,
+    step_seconds: Annotated[float, typer.Option(help="measured time of a training step")] = 0.0,
+    compile: Annotated[str, typer.Option(help="compile layers: auto, on, off")] = "auto",
+    steps: Annotated[int, typer.Option(min=0, help="of each training; 0: as time allows")] = 0,
+    only: Annotated[int | None, typer.Option(hidden=True)] = None,  # the trial of this process
 ) -> None:
-    """Carry out the trials of a study.
-
-    ``--only`` is of the process of one trial: its number.
-    """
+    """Carry out the trials of a study."""
 
     def start(number: int, steps: int, gpu: str | None) -> subprocess.Popen[bytes]:
         words = [

@@ -92,9 +92,9 @@ PAPER = _sized(
     learning_rate=3e-4, min_learning_rate=3e-5,
 )  # fmt: skip
 
-# Forty tokens per parameter. Batches grow with the model, as more of a large one pays off
-# (arXiv:1812.06162); rates have not been swept. The sample of fineweb-edu has 10 billion tokens, so
-# the larger two read it about twice and five times.
+# Forty tokens per parameter. Batches grow with the model, because larger models can use larger
+# batches (arXiv:1812.06162); rates have not been swept. The sample of fineweb-edu has 10 billion
+# tokens, so the larger two read it about twice and five times.
 M59 = _sized(
     "59m", 512, 12, 8, 1600, corpus="fineweb-edu@2500M", steps=36000, warmup_steps=1080,
     learning_rate=1e-3, min_learning_rate=1e-4,
@@ -136,11 +136,11 @@ def recipe(name: str = "auto", **overrides: Any) -> Recipe:
 
     Args:
         name: a key of `RECIPES`, or ``"auto"``: ``demo`` on a CPU, ``tiny`` on a CUDA GPU.
-        overrides: any field of `Recipe`; spaces in ``pe`` do not matter (`spaced`). Fields that
-            follow from others keep their share of them where they are not given:
-            ``evaluation_lengths`` of ``context_length``, ``warmup_steps`` and ``decay_steps`` of
-            ``steps``, ``min_learning_rate`` of ``learning_rate``; and ``target_tokens`` is at most
-            half of ``context_length``.
+        overrides: any field of `Recipe`; spaces in ``pe`` do not matter (`spaced`). Some fields
+            are scaled with another one unless they are given: ``evaluation_lengths`` with
+            ``context_length``, ``warmup_steps`` and ``decay_steps`` with ``steps``, and
+            ``min_learning_rate`` with ``learning_rate``. ``target_tokens`` becomes at most half of
+            ``context_length``.
             ``encoding_rate`` may be ``"declared"``: the multiple that the encoding was registered
             with (`pe.encodings.core.parts.declared_rate`), as a number.
 

@@ -304,7 +304,7 @@ def _problems(r: Recipe) -> Iterator[str]:
     if r.micro_batch_size and r.batch_size % r.micro_batch_size:
         yield f"micro_batch_size: {r.micro_batch_size} does not divide batch_size {r.batch_size}"
     if r.start_step and not r.start_from:
-        yield f"start_step: {r.start_step} of which run? give start_from as well"
+        yield f"start_step: {r.start_step} has no effect without start_from; give it as well"
     if r.tune == "encoding" and not (r.start_from and r.steps):
         yield (
             "tune: 'encoding' keeps all other weights as another run has them; give start_from, "
@@ -321,11 +321,11 @@ def _problems(r: Recipe) -> Iterator[str]:
             "validated; set validate_every as well"
         )
     if r.start_state == "all" and not (r.start_from and r.start_step):
-        yield "start_state: all of which run and step? give start_from and start_step as well"
+        yield "start_state: 'all' continues another run; give start_from and start_step as well"
     for name in ("keep_steps", "keep_states"):
         for step in getattr(r, name):
             if step > r.steps:
-                yield f"{name}: {step!r} is no whole number from 1 to steps {r.steps}"
+                yield f"{name}: {step!r} is not a step of the run; expected 1 to steps {r.steps}"
     for name in ("keep_steps", "keep_states", "evaluation_lengths"):
         numbers = getattr(r, name)
         for number in sorted({n for n in numbers if numbers.count(n) > 1}):

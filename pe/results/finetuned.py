@@ -19,7 +19,7 @@ from pe.results.quantities import label
 from pe.results.rows import Row
 
 CONTROL = "rope"
-"""The row that got longer windows and no other frequencies."""
+"""The row that was trained further on longer windows, with its frequencies unchanged."""
 
 
 @dataclass(frozen=True)

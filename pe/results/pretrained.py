@@ -1,8 +1,8 @@
 """A model that somebody else trained, before and after a change of its encoding, by length.
 
 The baseline is *cutting*: the untouched model reads no more than its training length. A loss is
-held against it on the same windows. A share of prompts has Wilson's 95% interval.
-Imports no torch.
+compared with it on the same windows. A share of prompts has Wilson's 95% interval. Imports no
+torch.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def found(record: Record, variant: str, task: str) -> list[Interval | None]:
 
 
 def found_beyond(record: Record, variant: str, task: str) -> Interval | None:
-    """Return the share of the prompts of all lengths beyond that of the training together."""
+    """Return the share of prompts answered, over all lengths beyond that of the training."""
     each = [answers(record, variant, task, n) for n in beyond(record)]
     if not each or None in each:
         return None
@@ -126,7 +126,7 @@ def cut_found(record: Record, task: str) -> list[Interval | None]:
 
 
 def cut_found_beyond(record: Record, task: str) -> Interval | None:
-    """Return `cut_found` of all lengths beyond that of the training together."""
+    """Return `cut_found` over all lengths beyond that of the training."""
     near = _near(record, task)
     inside = [flag for n in beyond(record) for flag in uncut(record, n)]
     return intervals.scaled(near, fmean(inside)) if near and inside else None
@@ -139,7 +139,7 @@ def _near(record: Record, task: str) -> Interval | None:
 
 
 def more_than_cut(record: Record, variant: str, task: str) -> list[Difference | None]:
-    """Subtract `cut_found` from the share found, at each length beyond training and at all.
+    """Subtract `cut_found` from the share found, at each length beyond training and over all.
 
     The interval is Newcombe's, of two unrelated shares. None where a share is missing.
     """

@@ -117,7 +117,7 @@ class Folder:
         try:
             text = json.dumps(value, indent=1, allow_nan=False)
         except ValueError as error:  # NaN or infinity in a free part, such as the recipe
-            raise RunError(f"{path}: not written, a value in it is no number ({error})") from error
+            raise RunError(f"{path}: not written, a value is NaN or infinite ({error})") from error
         with writing(path):
             write_atomically(path, text + "\n")
 
@@ -190,4 +190,4 @@ def read_json(name: str, path: Path) -> dict[str, Any]:
 
 def refuse_constant(word: str) -> None:
     """Refuse NaN and Infinity, which no record holds; `json` calls this for them."""
-    raise ValueError(f"{word} is no number")
+    raise ValueError(f"{word} is not a number")

@@ -62,7 +62,7 @@ def launcher(overrides: Iterable[str] = ()) -> Callable[[Callable[P, F]], Callab
     of the command. In a kernel, errors are shown in one line from then on (`in_one_line`).
 
     Args:
-        overrides: names that belong into the parameter ``overrides``; the error for one that is
+        overrides: names that belong in the parameter ``overrides``; the error for one that is
             given as a parameter says so.
     """
     fields = frozenset(overrides)
@@ -151,9 +151,11 @@ def other_fields(overrides: Mapping[str, Any] | None, names: Iterable[str]) -> d
     """
     for name in overrides or {}:
         if name in names:
-            raise ValueError(f"overrides: {name} has a parameter of its own; give it there")
+            raise ValueError(
+                f"{name} has a parameter of its own; give it there, not among the overrides"
+            )
         if name == "name":
-            raise ValueError("overrides: name: a changed recipe keeps its name; leave it out")
+            raise ValueError("name: a changed recipe keeps its name; leave it out of the overrides")
     return dict(overrides or {})
 
 

@@ -38,7 +38,7 @@ class Slowest:
         self._known: dict[Hashable, float] = {}
 
     def learn(self, seconds: float, *kinds: Hashable) -> None:
-        """Note the seconds that something took which belongs to all these kinds."""
+        """Note how many seconds something took that is of all these kinds."""
         for kind in kinds:
             self._known[kind] = max(self._known.get(kind, 0.0), seconds)
 

@@ -243,7 +243,7 @@ class _Seed:
         of = self.base.steps if ours else source.recipe.steps
         at = _at(start.at, of, source.recipe.steps)
         if not 0 < at <= source.recipe.steps:
-            raise ValueError(f"starts at step {at}, which {start.run!r} has not")
+            raise ValueError(f"starts at step {at}, which {start.run!r} does not have")
         if ours:
             return source.key, {"start_from": source.name, "start_step": at}
         kept = (*source.recipe.keep_steps, *source.recipe.keep_states, source.recipe.steps)
@@ -266,8 +266,9 @@ class _Seed:
         if study not in self.elsewhere:
             if study_file(study).resolve() in self.within:
                 raise ValueError(
-                    f"starts from {name!r}, and runs of {study} from those of this study; expected "
-                    "studies in an order, and for a run of the same file its label alone"
+                    f"starts from {name!r}, and runs of {study} start from this study; only one "
+                    "of two studies may start from the other. A run of this file is named by its "
+                    "label alone"
                 )
             self.elsewhere[study] = _planned(study, self.mini, False, self.within)
         there = {p.label: p for p in self.elsewhere[study] if p.recipe.seed == self.seed}

@@ -122,7 +122,7 @@ def main(task: Mapping[str, Any]) -> None:
     """Carry out one run in this process, which stops if its parent process dies.
 
     Raises:
-        RunFailed: it came to its end and the run is not complete.
+        RunFailed: the process came to its end, and the run is not complete.
     """
     threading.Thread(target=stop_with_parent, args=(os.getppid(),), daemon=True).start()
     carry_out_task(task)

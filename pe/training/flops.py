@@ -30,7 +30,7 @@ PEAK_BF16_TFLOPS = {
 }
 """Dense bfloat16 TFLOP/s. A device has the value of the longest key that its name contains."""
 OTHER_CHIPS = ("Laptop", "D", "MIG", "Ti")
-"""Words in the name of a chip, or of a part of one, that has another speed than its namesake."""
+"""A device with one of these words is another chip, or a part of one, whose peak is not listed."""
 
 
 def peak_flops(device_name: str) -> float | None:

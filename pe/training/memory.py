@@ -41,7 +41,7 @@ CHUNK_LOGITS = 2**30
 USABLE = 0.94
 """The share of a GPU's memory that tensors can use."""
 HOPELESS = 2.0
-"""How many times the memory an estimate may be before nothing is tried."""
+"""A recipe is refused if its estimate is more than this many times the memory."""
 
 
 class Estimate(NamedTuple):
@@ -217,8 +217,8 @@ def fits(recipe: Recipe, processes: int, gib: float) -> bool:
 def refuse_hopeless(recipe: Recipe, processes: int, gib: float) -> None:
     """Raise ValueError if ``recipe`` needs far more memory than there is.
 
-    The machine would end the process without a word. The estimate is not exact, so what exceeds the
-    memory by less than `HOPELESS` is tried.
+    The machine would end the process without a message. The estimate is not exact, so a recipe that
+    needs up to `HOPELESS` times the memory is tried.
     """
     if recipe.steps and estimate(recipe, processes).total > HOPELESS * gib:
         raise ValueError(f"training needs {sentence(recipe, processes, gib, 'the recipe')}")

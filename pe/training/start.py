@@ -464,7 +464,8 @@ def _weights(parent: Run, recipe: Recipe) -> tuple[int, Path, Mapping[str, Any]]
         steps = [*kept_steps(parent.directory / "checkpoints"), *([last] if last else [])]
         listed = ", ".join(map(str, steps)) or "none"
         raise RunError(
-            f"{parent.name} is {record['status']} and has no weights of step {step or 'its last'}; "
+            f"{parent.name} is {record['status']} and has no weights of "
+            f"{f'step {step}' if step else 'its last step'}; "
             f"steps it has: {listed}. Train it with keep_steps, in another study if it is complete"
         )
     if not (weights / "config.json").exists():
@@ -491,5 +492,5 @@ def _check_branch(recipe: Recipe, parent: Run) -> None:
         if name not in BRANCH_FIELDS and value != old[name]:
             raise ValueError(
                 f"{name}: {parent.name} has {old[name]!r} and this branch of it {value!r}; a "
-                "branch differs in steps and rates alone"
+                "branch may differ only in steps and rates"
             )

@@ -99,7 +99,8 @@ def unseen(subject: Subject, measure: Measure) -> None:
     for backend in BACKENDS:
         case, other = inputs(length), inputs(length, seed=40)
         case = Inputs(*(x.requires_grad_() for x in case))
-        pairs = zip(case, other, strict=True)  # the shown tokens of the first, the others' rest
+        # The shown tokens stay, and all others are replaced.
+        pairs = zip(case, other, strict=True)
         mixed = Inputs(*(torch.where(shown[:, None], one, two) for one, two in pairs))
         out = attended(subject.enc, case, positions, None, backend)[:, :, -1]
         measure.close(f"keys changed, {backend}",

@@ -2,9 +2,10 @@
 
 A .txt file is one document, or many with a separator between them. A line of .jsonl and a row of
 .parquet are one document each; the text is in a column ``text`` or ``content``, and a column ``id``
-may hold a name. A directory is divided into splits as its files are if all of them, or their
-folders, are called train, val or test, followed by nothing or by a - _ . or digit and anything
-else. Any other directory is divided by document.
+may hold a name. A file belongs to a split if its name, or that of a folder above it, is that of the
+split (train, val or test), alone or followed by one of - _ . or a digit and anything else. If every
+file of a directory belongs to a split, these are the splits. If no file does, the directory is
+divided by document.
 """
 
 from __future__ import annotations

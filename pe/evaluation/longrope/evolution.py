@@ -38,7 +38,7 @@ father, and that it then takes this factor."""
 REACHES = 8
 """The number of LongRoPE2's seeds besides YaRN's factors."""
 TRIES = 20
-"""How often a child is made, at most, until it is one that was not evaluated before."""
+"""The most attempts to make a child that was not evaluated before."""
 
 
 class Candidate(NamedTuple):

@@ -20,7 +20,7 @@ WIDTH_NUMBERS, FEEDFORWARD_NUMBERS, ATTENTION_NUMBERS = 12, 6, 7
 """Numbers that a layer keeps for the backward pass, per token and channel of the width, per token
 and channel of the feed-forward block, and per attention weight (half of these for a bias)."""
 OPERATIONS_PER_SECOND = {"cpu": 1e10, "mps": 1e12, "cuda": 1e13}
-"""Assumed floating-point operations per second, on a CPU of each thread."""
+"""Assumed floating-point operations per second; on a CPU per thread."""
 
 
 class StepCost(NamedTuple):

@@ -1,7 +1,7 @@
 """Position inversion and aliasing: do logits still distinguish positions and tokens?
 
 For a random query, the logit of a key is a function s(d) of its distance d. Draw two distances that
-are uniform in a context of some length, near < far. Measured is how often
+are uniform in a context of some length, near < far. These functions measure how often
 
     position inversion   a key scores more at the farther distance:  s(far) > s(near)
     token inversion      the order of two keys' logits is not the same at near and at far

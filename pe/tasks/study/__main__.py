@@ -22,12 +22,9 @@ def main(
     dry_run: DryRun = False,
     until: Until = math.inf,
     processes: Annotated[int, typer.Option(min=1, help="processes, spread over the GPUs")] = 1,
-    first: Annotated[int | None, typer.Option(min=0, hidden=True)] = None,
+    first: Annotated[int | None, typer.Option(min=0, hidden=True)] = None,  # index of a task
 ) -> None:
-    """Train every encoding of a study on every task of it.
-
-    ``--first`` is of one of several processes: the index of the task that it begins with.
-    """
+    """Train every encoding of a study on every task of it."""
     with checked("pe.tasks.study"):
         study = studies.load_study(name, mini)
         todo = studies.jobs(study, first or 0, check=first is None)

@@ -1,6 +1,7 @@
-"""CoPE's gradients from far keys, down to which a query has counted to the end of the table.
+"""CoPE's gradients from far keys.
 
-For a query, all far keys have the same bias, ``beyond``, so that
+A query counts from its own key backwards. The keys before the one at which its count reaches the
+end of the table are far. For a query they all have the same bias, ``beyond``, so that
 
     P = 2^(s - lse_far), lse_far = lse - beyond    dS = P (dO v^T - rowsum(dO o))
     dv = P^T dO    dq = scale dS k    dk = scale dS^T q
