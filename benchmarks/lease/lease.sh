@@ -83,16 +83,21 @@ speed) # MORE: options of pe speed; a record that travelled with the tree is con
   mkdir -p "$WORK/tree/runs" && cp -r "$FROM/runs/speed" "$WORK/tree/runs/" || exit 1
   PE_COMMAND="pe speed $MORE" setsid nohup $PYTHON -c 'from pe.cli import main; main()' speed $MORE \
     >"$WORK/speed.log" 2>&1 & echo $! >"$WORK/speed.pid" ;;
+tests) # MORE: options of pytest, such as -k cope; from a copy, because each call renews the tree
+  mkdir -p "$WORK/checked" && cp -r "$FROM/tests" "$FROM/pyproject.toml" "$WORK/checked/" || exit 1
+  cd "$WORK/checked" || exit 1
+  PE_TEST_GPU=1 OMP_NUM_THREADS=1 setsid nohup $PYTHON -P -m pytest --noconftest -o addopts=-q \
+    -n "${PE_WORKERS:-6}" tests/test_gpu.py $MORE >"$WORK/tests.log" 2>&1 & echo $! >"$WORK/tests.pid" ;;
 scaling) # MORE: options of scaling.py, whose record goes to $OUT as it grows
   $PYTHON "$WORK/code/benchmarks/scaling.py" --out "$OUT/scaling.json" $MORE 2>&1 | tee "$OUT/scaling.log" ;;
 compiled) # what the compilers made, in files of 15 MB, for the next lease of such a machine
   tar -czf - -C "$WORK" $(cd "$WORK" && ls -d inductor triton 2>/dev/null) | split -b 15000000 - "$OUT/compiled-"
   ls -l "$OUT"/compiled-* ;;
-wait) # $2 seconds at most for $3, runner, tasks, speed or pretrained; records go to $OUT every half minute, so that none is lost
+wait) # $2 seconds at most for $3, runner, tasks, speed, tests or pretrained; records go to $OUT every half minute, so that none is lost
   end=$((SECONDS + $2)) what=${3:-runner}
   while :; do
     tar -czf "$WORK/records.tgz" $NO_WEIGHTS -C "$WORK/tree" runs -C "$WORK" \
-      $(cd "$WORK" && ls runner.log tasks.log pretrained.log speed.log warm.log 2>/dev/null) 2>/dev/null
+      $(cd "$WORK" && ls runner.log tasks.log pretrained.log speed.log warm.log tests.log 2>/dev/null) 2>/dev/null
     cp "$WORK/records.tgz" "$OUT/.new" && mv "$OUT/.new" "$OUT/records.tgz"
     grep -q 'the end$' "$WORK/$what.log" && break
     kill -0 "$(cat "$WORK/$what.pid")" 2>/dev/null || break
