@@ -89,7 +89,7 @@ def test_the_exact_command_in_a_pipe(tmp_path: Path) -> None:
     before = notebook.read_bytes()
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    done = run("../nb.ipynb", "-p", "pe", "pope", runs=runs, cwd=elsewhere, input="")
+    done = forked("../nb.ipynb", "-p", "pe", "pope", runs=runs, cwd=elsewhere).end()
     assert done.returncode == 0, done.stderr
     assert done.stdout == ""
     assert notebook.read_bytes() == before
@@ -131,9 +131,9 @@ def test_a_failing_cell(tmp_path: Path) -> None:
     assert "An Exception was encountered at" in kept
 
 
-def forked(*words: object, runs: Path, **more: str) -> Program:
-    """Papermill without its imports, in the folder above the runs."""
-    where = {"cwd": runs.parent, "log": runs.with_name("papermill")}
+def forked(*words: object, runs: Path, cwd: Path | None = None, **more: str) -> Program:
+    """Papermill without its imports, by default in the folder above the runs."""
+    where = {"cwd": cwd or runs.parent, "log": runs.with_name("papermill")}
     return Program("papermill", *words, environment=environment(runs, **more), **where)
 
 

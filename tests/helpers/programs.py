@@ -26,9 +26,11 @@ class Ended(NamedTuple):
 
 def _main(words: list[str], cwd: str, environment: dict[str, str], log: str) -> None:
     """Do what the console script of this name does, in a process that has begun."""
-    for descriptor, path in enumerate((os.devnull, f"{log}.out", f"{log}.err")):
-        opened = os.open(path, os.O_RDWR if path == os.devnull else os.O_WRONLY | os.O_CREAT)
-        os.dup2(opened, descriptor)
+    read, write = os.pipe()
+    os.close(write)
+    os.dup2(read, 0)
+    for descriptor, path in ((1, f"{log}.out"), (2, f"{log}.err")):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), descriptor)
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(cwd)
@@ -46,7 +48,7 @@ def _main(words: list[str], cwd: str, environment: dict[str, str], log: str) -> 
 
 
 class Program:
-    """A running program with standard input closed; has what tests use of a Popen."""
+    """A running program in a pipe that has ended; has what tests use of a Popen."""
 
     def __init__(self, *words: object, cwd: Path, log: Path, environment: dict[str, str]) -> None:
         self.log = log
