@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from programs import Program
 from tiny_training import tiny, write_corpus
 
 import pe
@@ -110,18 +109,17 @@ def test_a_study_and_papermill_find_an_encoding_in_the_working_folder(tmp_path: 
     )
     study = "title: Mine?\nrecipe: demo\nseeds: [0]\nruns:\n  mine: {pe: 'hidden_here:Mine'}\n"
     (tmp_path / "mine.yaml").write_text(study)
-    programs = Path(sys.executable).parent
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PE_RUNS": str(tmp_path / "runs")}
-    notebook = str(ROOT / "notebooks" / "train.ipynb")
+    notebook = ROOT / "notebooks" / "train.ipynb"
     for words in (
-        [programs / "pe", "study", "mine.yaml", "--dry-run"],
-        [programs / "papermill", notebook, "-p", "pe", "hidden_here:Mine", "-p", "steps", "-1"],
+        ["pe", "study", "mine.yaml", "--dry-run"],
+        ["papermill", notebook, "-p", "pe", "hidden_here:Mine", "-p", "corpus", "nowhere"],
     ):
-        ended = subprocess.run(
-            words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
-        )
+        log = tmp_path / words[0]
+        ended = Program(*words, cwd=tmp_path, log=log, environment=environment).end()
         assert "cannot be imported" not in ended.stderr, ended.stderr
-        assert "mine " in ended.stdout or "steps: expected" in ended.stderr
+        # papermill ends at the corpus, which is looked for after the encoding is made
+        assert "mine " in ended.stdout or "unknown corpus 'nowhere'" in ended.stderr
 
 
 def test_a_temperature_is_not_listed_among_what_hides_keys(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from model_tools import cheaper
 
 from pe.conformance import LAWS, check_laws
 from pe.encodings import encoding, list_encodings
@@ -52,15 +53,14 @@ def holds(spec: str, **options: Any) -> None:
 
 @pytest.mark.parametrize("name", list_encodings())
 def test_laws(name: str) -> None:
-    holds(name)
+    holds(name, **cheaper(name))
 
 
 @pytest.mark.parametrize("spec", SUMS)
 def test_laws_of_sums(spec: str) -> None:
     if not set(spec.split("+")) <= set(list_encodings()):
         pytest.skip("a part is not registered")
-    # CLEX solves its equation in each call. By itself it does so with its default, of 10 steps.
-    holds(spec, **({"steps": 2} if "clex" in spec else {}))
+    holds(spec, **cheaper(spec))
 
 
 @pytest.mark.parametrize(

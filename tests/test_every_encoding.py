@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from model_tools import in_a_run, one_per_kind
+from model_tools import cheaper, in_a_run, one_per_kind
 from tiny_training import assert_same_weights, tiny
 
 import pe
@@ -26,8 +26,8 @@ def test_a_run_from_its_first_step_to_its_sample(
     name: str, shared: Path, own_runs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe = tiny(
-        shared / "corpus", pe=name, steps=6, warmup_steps=1, checkpoint_every=2,
-        validate_every=0,
+        shared / "corpus", pe=name, pe_options=cheaper(name), steps=6, warmup_steps=1,
+        checkpoint_every=2, validate_every=0,
     )  # fmt: skip
     whole, broken = (Run(own_runs / s / recipe.run_name(), recipe=recipe) for s in ("a", "b"))
     pe.train(whole, quiet=True)

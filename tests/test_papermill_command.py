@@ -28,6 +28,7 @@ from papermill_stub import (
     run,
     write_stub,
 )
+from programs import Program
 
 from pe.notebooks.papermill.engine import Busy
 from pe.runs import RunBusy
@@ -88,7 +89,7 @@ def test_the_exact_command_in_a_pipe(tmp_path: Path) -> None:
     before = notebook.read_bytes()
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    done = run("../nb.ipynb", "-p", "pe", "pope", runs=runs, cwd=elsewhere, input="")
+    done = forked("../nb.ipynb", "-p", "pe", "pope", runs=runs, cwd=elsewhere).end()
     assert done.returncode == 0, done.stderr
     assert done.stdout == ""
     assert notebook.read_bytes() == before
@@ -119,7 +120,7 @@ def test_a_mistake_stops_the_command_with_one_line(
 
 def test_a_failing_cell(tmp_path: Path) -> None:
     notebook, runs = write_stub(tmp_path / "nb.ipynb", FAILS), tmp_path / "runs"
-    done = run(notebook, "-p", "pe", "pope", runs=runs, stdin=subprocess.DEVNULL)
+    done = forked(notebook, "-p", "pe", "pope", runs=runs).end()
     assert done.returncode == 1
     assert "ValueError: no such luck" in done.stderr
     assert "papermill/execute.py" not in done.stderr, "papermill's own frames tell nothing"
@@ -130,17 +131,18 @@ def test_a_failing_cell(tmp_path: Path) -> None:
     assert "An Exception was encountered at" in kept
 
 
-def started(notebook: Path, runs: Path, **more: str) -> subprocess.Popen[str]:
+def forked(*words: object, runs: Path, cwd: Path | None = None, **more: str) -> Program:
+    """Papermill without its imports, by default in the folder above the runs."""
+    where = {"cwd": cwd or runs.parent, "log": runs.with_name("papermill")}
+    return Program("papermill", *words, environment=environment(runs, **more), **where)
+
+
+def started(notebook: Path, runs: Path, **more: str) -> Program:
     """Papermill with its cell running."""
-    process = subprocess.Popen(
-        papermill(notebook), env=environment(runs, **more), text=True,
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        # Tests that run in a shell's background job would hand on that SIGINT is ignored.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    )  # fmt: skip
+    process = forked(notebook, runs=runs, **more)
     deadline = time.monotonic() + 240
     while not list(runs.glob("*/*/begun")):
-        assert process.poll() is None, process.communicate()
+        assert process.running(), process.end()
         assert time.monotonic() < deadline
         time.sleep(0.1)
     return process
@@ -161,21 +163,21 @@ def test_sigterm_lets_the_cell_save_and_a_second_command_is_refused_meanwhile(
     assert f"is being written by process {process.pid}" in line
     assert {p: p.read_bytes() for p in folder(runs).iterdir() if p.is_file()} == before
     process.send_signal(signal.SIGTERM)
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 128 + signal.SIGTERM, err
+    done = process.end(60)
+    assert done.returncode == 128 + signal.SIGTERM, done.stderr
     assert (folder(runs) / "saved").exists()
     record = json.loads((folder(runs) / "run.json").read_text())
     assert (record["status"], record["reason"]) == ("interrupted", "stopped by SIGTERM")
     assert "KeyboardInterrupt" in (folder(runs) / "train.ipynb").read_text()
-    assert "the same command resumes" in err
+    assert "the same command resumes" in done.stderr
 
 
 def test_a_cell_that_does_not_end_in_time_is_killed(tmp_path: Path) -> None:
     notebook, runs = write_stub(tmp_path / "nb.ipynb", STUBBORN), tmp_path / "runs"
     process = started(notebook, runs, PE_GRACE_SECONDS="1")
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 1, err
+    done = process.end(60)
+    assert done.returncode == 1, done.stderr
     record = json.loads((folder(runs) / "run.json").read_text())
     assert record["status"] == "interrupted"
     assert "did not end in time" in record["reason"]

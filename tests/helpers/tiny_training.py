@@ -140,7 +140,8 @@ def lines(run: Run) -> list[tuple[int, str, float]]:
 # A process that trains: started by a server that has the imports done, so that it costs a second.
 
 
-def _context() -> Any:
+def server() -> Any:
+    """Return the context of multiprocessing whose processes are forked from that server."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(
@@ -184,7 +185,7 @@ class TrainingProcess:
         hook: Callable[[], Any] | None = None,
         rank: dict[str, str] | None = None,
     ) -> None:
-        context = _context()
+        context = server()
         environment = {"PE_CACHE": str(cache)} | (rank or {})
         log = f"{run.name}-{environment.get('RANK', 0)}.log"
         self.run, self.log = run, run.directory.parent / log
@@ -241,7 +242,7 @@ class ProcessOfARun:
     def __init__(
         self, task: dict[str, Any], environment: dict[str, str], log: Path, hook: Any
     ) -> None:
-        context = _context()
+        context = server()
         read, write = context.Pipe(duplex=False)
         environment = {"PE_CACHE": os.environ["PE_CACHE"], **environment}
         self.rank = int(environment["RANK"])
@@ -312,6 +313,6 @@ def _worker_of_a_study(scheduler_file: str, environment: dict[str, str]) -> None
 def start_worker_of_a_study(scheduler_file: str) -> Any:
     """Start a Dask worker that comes from the server, and whose runs are forked from it."""
     arguments = scheduler_file, dict(os.environ)  # the server may have that of another test
-    process = _context().Process(target=_worker_of_a_study, args=arguments)
+    process = server().Process(target=_worker_of_a_study, args=arguments)
     process.start()
     return process

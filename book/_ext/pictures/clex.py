@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from matplotlib.figure import Figure
 from torch import Tensor
@@ -27,6 +29,7 @@ def transform(steps: int = 10, learned: bool = False) -> CLEX:
 
 
 @torch.no_grad()
+@functools.cache
 def flow(learned: bool, steps: int = 10) -> Tensor:
     """(LARGEST, P): frequencies over RoPE's at t = 1, 2 .. LARGEST."""
     base = base_frequencies(HEAD_DIM, BASE)

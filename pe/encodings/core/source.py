@@ -59,16 +59,35 @@ def _hashes(parts: tuple[type, ...], loaded: tuple[types.CodeType, ...]) -> dict
     }
 
 
-class _File:
-    """The top level of a module: statements that bind names, and the origins of imported names."""
+class _Statement:
+    """A statement at the top level of a module; its text and names are made when first used."""
 
-    def __init__(self, module: str, path: Path) -> None:
-        self.bound: dict[str, list[ast.stmt]] = {}
+    def __init__(self, node: ast.stmt) -> None:
+        self.node = node
+
+    @functools.cached_property
+    def text(self) -> str:
+        """The statement as Python would write it."""
+        return ast.unparse(self.node)
+
+    @functools.cached_property
+    def used(self) -> set[str]:
+        """The names that it reads."""
+        return _names(self.node, ast.Load)
+
+
+class _File:
+    """The top level of a module: statements that bind names, and the origins of imported names.
+
+    Encodings share most of their files, so each text is parsed once (`_of_text`).
+    """
+
+    def __init__(self, package: str, text: str) -> None:
+        self.bound: dict[str, list[_Statement]] = {}
         """Statements by name. Those under "" bind no name but may, for example, fill a table."""
         self.imports: dict[str, tuple[str, str]] = {}
         """By imported name, the module and the name in it; "" is the module itself."""
-        package = module if path.stem == "__init__" else module.rpartition(".")[0]
-        tree = _Bare().visit(ast.parse(path.read_text(encoding="utf-8")))
+        tree = _Bare().visit(ast.parse(text))
         for node in ast.walk(tree):
             if isinstance(node, ast.ImportFrom):
                 home = node.module or ""
@@ -76,12 +95,23 @@ class _File:
                 self.imports |= {a.asname or a.name: (home, a.name) for a in node.names}
             elif isinstance(node, ast.Import):
                 self.imports |= {a.asname or a.name: (a.name, "") for a in node.names}
-        for statement in tree.body:
-            if isinstance(statement, ast.FunctionDef | ast.ClassDef):
-                self.bound.setdefault(statement.name, []).append(statement)
-            elif not isinstance(statement, ast.Import | ast.ImportFrom):
-                for name in _names(statement, ast.Store) or {""}:
+        for node in tree.body:
+            if isinstance(node, ast.FunctionDef | ast.ClassDef):
+                self.bound.setdefault(node.name, []).append(_Statement(node))
+            elif not isinstance(node, ast.Import | ast.ImportFrom):
+                statement = _Statement(node)
+                for name in _names(node, ast.Store) or {""}:
                     self.bound.setdefault(name, []).append(statement)
+
+
+@functools.cache
+def _of_text(package: str, text: str) -> _File:
+    return _File(package, text)
+
+
+def _parsed(module: str, path: Path) -> _File:
+    package = module if path.stem == "__init__" else module.rpartition(".")[0]
+    return _of_text(package, path.read_text(encoding="utf-8"))
 
 
 class _Reader:
@@ -108,8 +138,8 @@ class _Reader:
         statements = [s for key in file.bound for s in file.bound[key] if key == name or not name]
         if statements:
             for statement in [*statements, *file.bound.get("", [])]:
-                self.texts.setdefault(module, set()).add(ast.unparse(statement))
-                for used in _names(statement, ast.Load):
+                self.texts.setdefault(module, set()).add(statement.text)
+                for used in statement.used:
                     self.visit(module, used)
 
     def _file(self, module: str) -> _File | None:
@@ -118,7 +148,7 @@ class _Reader:
             inside = any(_inside(module, package) for package in self.packages)
             path = _path(module) if inside or "." not in module else None
             followed = path and (inside or path.parent in self.folders)
-            self._files[module] = _File(module, path) if path and followed else None
+            self._files[module] = _parsed(module, path) if path and followed else None
         return self._files[module]
 
 
