@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 
 import book_records
@@ -287,7 +288,8 @@ def test_prose_can_name_what_a_cut_text_would_give(studies: Studies) -> None:
         book_numbers.look_up(studies, "every/rope.cut.ppl@0.5x")
 
 
-def test_the_pages_build_before_the_runs(tmp_path: Path) -> None:
+@pytest.mark.parametrize("recorded", [False, True])
+def test_the_pages_build_before_and_after_the_runs(recorded: bool, tmp_path: Path) -> None:
     tree = book_site.small_tree(tmp_path)
     (tree / "book" / "measured.md").unlink()
     stubs = ["choosing", "data", "dropping", "extended", "layers", "measurements", "paper",
@@ -300,6 +302,8 @@ def test_the_pages_build_before_the_runs(tmp_path: Path) -> None:
     for name in stubs:
         above = "".join(f"({label})=\n" for label in labels.get(name, []))
         (tree / "book" / f"{name}.md").write_text(f"{above}# {name}\n")
+    page = (ROOT / "book" / "every.md").read_text()
+    shown = sorted({"rope@4096", *re.findall(r"every/(\w+)[.# ]", page)} - {"study"})
     said = [(ROOT / "book" / f"{name}.md").read_text() for name in pages]
     for name, text in zip(pages, said, strict=True):
         cited = re.sub(r"\{cite:t\}`[^`]*`", "the paper", text)
@@ -312,30 +316,41 @@ def test_the_pages_build_before_the_runs(tmp_path: Path) -> None:
     chapters = "".join(f"  - file: {name}\n" for name in [*stubs, *pages])
     (tree / "_toc.yml").write_text(f"format: jb-book\nroot: index\nchapters:\n{chapters}")
     book_records.write(tree / "runs", "rope")
+    named = {name for text in said for name in re.findall(r"every/(\w+)#1[. ]", text)}
+    second_seeds = [p for p in load_plan("every") if p.label in named and p.recipe.seed == 1]
+    if recorded:
+        planned_records.carry_out(tree / "runs", "every", shown)
+        planned_records.carry_out(tree / "runs", "dropping")
+        planned_records.carry_out(tree / "runs", "presets", ["rope", "gpt_oss", "smollm3"])
+        few = ["nope-256", "rope-256", "nope-full", "nope-64", "nope-128", "rope-512"]
+        planned_records.carry_out(tree / "runs", "windows", few)
+        second = next(p for p in load_plan("windows") if (p.label, p.recipe.seed) == (few[0], 1))
+        planned_records.write(tree / "runs", "windows", second)
+        shutil.copytree(ROOT / "runs" / "repeated", tree / "runs" / "repeated")
+        planned_records.carry_out(tree / "runs", "rates", ["alibi@6e-3", "pope@6e-3"])
+        for other in second_seeds:
+            planned_records.write(tree / "runs", "every", other)
     done = book_site.build_small(tree)
     assert done.returncode == 0, done.stdout[-3000:]
     words = {name: book_site.text(tree / "_build" / "html" / f"{name}.html") for name in pages}
-    assert "No run of the study every is recorded yet." in words["every"]
-    assert "planned runs is recorded yet" in words["dropped"]
-    assert "No run of the study presets is recorded yet." in words["windows"]
-    assert "3 × (RoPE + window 1024), NoPE 8 × 8 × 64 140 512 27%" in words["windows"]
-
-
-def test_the_pages_show_the_runs_that_are_recorded(site: Path) -> None:
-    words = {
-        name: book_site.text(site / f"{name}.html") for name in ("every", "dropped", "windows")
-    }
-    assert "RoPE, trained on 4,096 tokens" in words["every"]
-    assert "kept, then YaRN × 4" in words["dropped"]
-    plan = load_plan("every")
-    recorded = sum(planned.run().exists() for planned in plan)
-    assert f"Of {len(plan)} planned runs {recorded} are recorded." in words["every"]
-    page = (site / "every.html").read_text("utf-8")
-    addresses = set(re.findall(r'href="(runs/every/[^"]+/record.html)"', page))
-    assert len(addresses) == recorded, "a seed leads to the record of its run"
-    for address in addresses:
-        assert "Repeat it" in (site / address).read_text("utf-8")
-    assert "gpt_oss" in words["windows"], "a schedule too long for a line has its short name"
-    assert "No run of the study presets is recorded yet." not in words["windows"]
-    assert "With another seed the results are close to these." in words["windows"]
-    assert "3 × (RoPE + window 256), NoPE, mean of 2 seeds" in words["windows"]
+    if recorded:
+        assert "RoPE, trained on 4,096 tokens" in words["every"]
+        assert "kept, then YaRN × 4" in words["dropped"]
+        shown_page = (tree / "_build" / "html" / "every.html").read_text("utf-8")
+        addresses = re.findall(r'href="(runs/every/[^"]+/record.html)"', shown_page)
+        done_runs = len(shown) + len(second_seeds)
+        assert len(set(addresses)) == done_runs, "a seed leads to the record of its run"
+        for address in addresses:
+            assert "Repeat it" in (tree / "_build" / "html" / address).read_text("utf-8")
+        count = len(load_plan("every"))
+        assert f"Of {count} planned runs {done_runs} are recorded." in words["every"]
+        assert "gpt_oss" in words["windows"], "a schedule too long for a line has its short name"
+        assert "No run of the study presets is recorded yet." not in words["windows"]
+        assert "With another seed the results are close to these." in words["windows"]
+        assert "With windows of 64, NoPE and this seed" not in words["windows"]
+        assert "3 × (RoPE + window 256), NoPE, mean of 2 seeds" in words["windows"]
+    else:
+        assert "No run of the study every is recorded yet." in words["every"]
+        assert "planned runs is recorded yet" in words["dropped"]
+        assert "No run of the study presets is recorded yet." in words["windows"]
+        assert "3 × (RoPE + window 1024), NoPE 8 × 8 × 64 140 512 27%" in words["windows"]

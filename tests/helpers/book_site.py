@@ -22,6 +22,7 @@ from types import SimpleNamespace
 from typing import NamedTuple
 
 import pytest
+from matplotlib.figure import Figure
 
 ROOT = Path(__file__).resolve().parents[2]
 PARTS = (
@@ -105,11 +106,21 @@ class Built(NamedTuple):
     stdout: str
 
 
+def plain(figure: Figure) -> str:
+    """Draw a figure as the book does, with its parts where they are: their layout takes longer."""
+    from pe import figures
+
+    figure.set_layout_engine("none")
+    return figures.svg(figure)
+
+
 def build_small(tree: Path, strict: bool = True) -> Built:
     """Build a `small_tree`; a strict build takes warnings for errors, as ``-W -n`` does."""
+    import book_pictures
     import bookext
     from jupyter_book.sphinx import build_sphinx
 
+    from pe import figures
     from pe.study import reading
 
     gc.enable()  # bookext turns it off
@@ -121,6 +132,7 @@ def build_small(tree: Path, strict: bool = True) -> Built:
         patch.setattr(bookext, "BOOK", tree / "book")
         patch.setattr(reading, "FOLDER", tree / "studies")
         patch.setitem(sys.modules, "pictures", SimpleNamespace(PICTURES={}))
+        patch.setattr(book_pictures, "figures", SimpleNamespace(**vars(figures) | {"svg": plain}))
         patch.setenv("PE_RUNS", str(tree / "runs"))
         patch.chdir(tree)
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
