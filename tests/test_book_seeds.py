@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pe.study.plan import load_plan
+from pe.study.plan import load_plan, load_plans
 from pe.study.planned import Planned
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -100,6 +101,18 @@ def test_what_is_missing_is_said_and_nothing_once_all_is_there(studies: Studies)
         named = re.findall(r"^- .*: seeds? (.*)$", text, flags=re.M)
         assert sum(len(seeds.split(", ")) for seeds in named) == 30 - count
         assert "pe study scaffold-seeds" in text
+
+
+def test_the_command_for_what_is_missing_names_these_runs_and_no_other(studies: Studies) -> None:
+    rows = dict(studies.rows("scaffold-seeds"))
+    lost = [rows.pop("rope"), rows["pope"]]
+    rows["pope"] = rows["pope"].of([0])
+    text = book_plans.missing_runs("scaffold-seeds", PLAN, rows)
+    (command,) = re.findall(r"```bash\n(.*?)\n```", text, flags=re.S)
+    program, verb, *words = shlex.split(command.replace("\\\n", " "))
+    assert (program, verb) == ("pe", "study")
+    wanted = [run.name for run in lost[0].runs] + [run.name for run in lost[1].runs[1:]]
+    assert sorted(planned.name for planned in load_plans(words)) == sorted(wanted)
 
 
 def test_cells_are_the_records_own_numbers(studies: Studies) -> None:

@@ -17,6 +17,7 @@ from pe.encodings.core.source import source_hashes
 from pe.evaluation.load import load_model
 from pe.recipes.recipe import Recipe
 from pe.runs import Run, RunError
+from pe.study.plan import load_part
 from pe.study.planned import complete
 from pe.training.start import start_of
 from pe.training.train import train
@@ -185,6 +186,22 @@ def test_a_study_says_so_before_its_first_run(
     with pytest.raises(RunError, match="another source of mine:Mine .* such as 'small-2'"):
         pe.run_study(plan)
     assert not plan[0].run().exists()
+
+
+def test_a_record_of_another_source_does_not_stop_other_runs_of_its_study(
+    write: Write, alone: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PE_RUNS", str(tmp_path / "runs"))
+    study = study_tools.write(tmp_path, {"rope": {"pe": "rope"}, "own": {"pe": write()}})
+    run = pe.load_plan(study)[1].run()
+    run.start()
+    run.update(status="complete", sources=source_hashes("mine:Mine"))
+    write(EDIT)
+    (other,) = load_part(f"{study}/rope:0", check=True)
+    assert other.label == "rope"
+    for word in (f"{study}/own", f"{study}/*", study):
+        with pytest.raises(ValueError, match="runs.own: .*another source of mine:Mine"):
+            load_part(word, check=True)
 
 
 def test_a_run_that_stopped_goes_on_with_its_own_source_alone(

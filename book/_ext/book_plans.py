@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -121,8 +122,12 @@ def missing_runs(
         lines.append(f"- {names[row]}: {word} {', '.join(map(str, seeds))}")
     if unmeasured:
         lines.append(f"- measured without training: {', '.join(_by_method(unmeasured))}")
+    if not unmeasured:
+        words = [f"{study}/{row}:{','.join(map(str, seeds))}" for row, seeds in absent.items()]
+        filled = textwrap.wrap(" ".join(["pe study", *words]), 76, break_on_hyphens=False)
+        command = "```bash\n" + " \\\n    ".join(filled) + "\n```"
     lines.append(
-        "\nThis goes on with them, and with nothing that is recorded; a parent whose weights are "
+        "\nThis carries them out, and nothing that is recorded; a parent whose weights are "
         f"not on the machine is trained again first ({{doc}}`/studies`):\n\n{command}"
     )
     return "\n".join(lines)

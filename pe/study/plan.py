@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import fnmatch
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,8 @@ from pe.training.start import check_sizes, takes_searched_factors
 
 OWN_SHARES = ("warmup_steps", "decay_steps", "checkpoint_every", "validate_every")
 """Fields that may be shares of the run's own steps."""
+Asked = Callable[[str, int], bool]
+"""Whether the run with this label and seed is to be checked."""
 
 
 def load_plan(study: str, *, mini: bool = False, check: bool = False) -> list[Planned]:
@@ -37,17 +39,20 @@ def load_plan(study: str, *, mini: bool = False, check: bool = False) -> list[Pl
     Raises:
         ValueError: the file has mistakes; one line for each, with its place in the file.
     """
-    return _planned(study, mini, check, ())
+    return _planned(study, mini, (lambda label, seed: True) if check else None, ())
 
 
-def _planned(study: str, mini: bool, check: bool, within: tuple[Path, ...]) -> list[Planned]:
+def _planned(
+    study: str, mini: bool, check: Asked | None, within: tuple[Path, ...]
+) -> list[Planned]:
     """Return the plan of a study.
 
     Args:
+        check: which runs to check as in `load_plan`; None: none.
         within: files of studies that are being planned and whose runs start from this study.
     """
     path, file = read_study(StudyFile, study, mini=mini)
-    if check:
+    if check is not None:
         processes.wanted()  # its mistakes are not in the file
     with mistakes_in(path):
         name = f"{path.stem}-mini" if mini else path.stem
@@ -63,6 +68,8 @@ def load_part(word: str, *, mini: bool = False, check: bool = False) -> list[Pla
     Args:
         word: a study as `load_plan` takes it, perhaps with the label of a run or a pattern of
             labels (`fnmatch`), and perhaps with seeds such as 0,1.
+        check: as in `load_plan`, for the runs that are named. So a record that the present code
+            could not continue does not stop others of its study.
 
     Raises:
         ValueError: as in `load_plan`, or the study has no such run or seed.
@@ -73,14 +80,18 @@ def load_part(word: str, *, mini: bool = False, check: bool = False) -> list[Pla
     if match is None:  # a path without an ending, which `load_plan` refuses
         return load_plan(word)
     study, label, seeds = match.group("study", "label", "seeds")
-    plan = load_plan(study, mini=mini, check=check)
+    wanted = {int(seed) for seed in seeds.split(",")} if seeds else set()
+
+    def asked(name: str, seed: int) -> bool:
+        return fnmatch.fnmatchcase(name, label or "*") and (not seeds or seed in wanted)
+
+    plan = _planned(study, mini, asked if check else None, ())
     if label:
         labels = list(dict.fromkeys(planned.label for planned in plan))
         plan = [planned for planned in plan if fnmatch.fnmatchcase(planned.label, label)]
         if not plan:
             raise ValueError(f"{word}: {unknown(f'run of {study}', label, labels)}")
     if seeds:
-        wanted = {int(seed) for seed in seeds.split(",")}
         known = sorted({planned.recipe.seed for planned in plan})
         if not wanted <= set(known):
             name = word.removesuffix(f":{seeds}")
@@ -122,8 +133,12 @@ class _Seed:
             if entry.start:
                 self.kept.setdefault(entry.start.run, []).append(entry.start.at)
 
-    def plan(self, check: bool) -> list[Planned]:
-        """Return all runs; a zero-shot task comes after the run that it extends."""
+    def plan(self, check: Asked | None) -> list[Planned]:
+        """Return all runs; a zero-shot task comes after the run that it extends.
+
+        Args:
+            check: as in `_planned`.
+        """
         mistakes = Mistakes()
         broken: set[str] = set()
         wrong: dict[str, list[str]] = {}  # reason -> labels, as one mistake may be in all runs
@@ -138,7 +153,7 @@ class _Seed:
                     if one.label in self.planned:
                         raise ValueError(f"two runs have the label {one.label!r}; rename one")
                     self.planned[one.label] = one
-                    if check:
+                    if check is not None and check(one.label, self.seed):
                         check_run(one.run())
             except ValueError as error:
                 if label not in self.planned:
@@ -157,7 +172,7 @@ class _Seed:
         if self.file.zero_shot and self.file.zero_shot.run not in broken:
             with mistakes.at("zero_shot"):
                 task = self._zero_shot(self.file.zero_shot)
-                if check:
+                if check is not None and check(task.label, self.seed):
                     _check_extension(task)
                 of_this = task.recipe.start_from.startswith(f"{self.study}/")
                 waiting = [p for p in plan if takes_searched_factors(p.recipe)]
@@ -270,7 +285,7 @@ class _Seed:
                     "of two studies may start from the other. A run of this file is named by its "
                     "label alone"
                 )
-            self.elsewhere[study] = _planned(study, self.mini, False, self.within)
+            self.elsewhere[study] = _planned(study, self.mini, None, self.within)
         there = {p.label: p for p in self.elsewhere[study] if p.recipe.seed == self.seed}
         if label not in there:
             known = ", ".join(there) or "none"
