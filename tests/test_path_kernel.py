@@ -56,7 +56,7 @@ def agree(fast: list[Tensor], exact: list[Tensor], tolerance: float = 3e-6) -> N
     for name, got, want in zip(("o", "q", "k", "v", "state"), fast, exact, strict=True):
         assert torch.isfinite(got).all(), name
         error = float((got - want).norm())
-        assert error <= tolerance * float(want.norm()) + 1e-6, (name, error, float(want.norm()))
+        assert error <= tolerance * float(want.norm()) + 3e-6, (name, error, float(want.norm()))
 
 
 @pytest.mark.parametrize("case", [
