@@ -29,7 +29,7 @@ from pe.attention.kernels.flash.forward import (
     sink_logits,
 )
 from pe.attention.kernels.flash.horizon import first_key, last_query
-from pe.attention.kernels.flash.kinds import FIRE, KEYS, LOGARITHM, POWER, ROWS
+from pe.attention.kernels.flash.kinds import FIRE, KEYS, LOG2E, LOGARITHM, POWER, ROWS
 from pe.attention.kernels.flash.piecewise_linear import (
     line_of_log,
     line_of_share,
@@ -53,7 +53,7 @@ def visit_queries(
         b_k, b_v: the block of keys and values. b_aux: as in `add_bias`.
         p_q, p_do, p_lse, p_sums, p_x, p_y: already those of this head. q_t, g_t: strides by token
             of p_q and p_do.
-        p_rows: (T, REACH) float32, written for ROWS with NEEDS_SUMS: dS by query and distance.
+        p_rows: (T, REACH) float32, written for ROWS with NEEDS_SUMS: the gradient of x.
         IS_FAR, IS_DIAGONAL: as in `add_bias`. IS_EDGE: some of these queries do not see some of the
             keys (`spans`).
     """
@@ -84,7 +84,8 @@ def visit_queries(
         elif NEEDS_SUMS and KIND == ROWS and not IS_FAR:
             away = o_i[None, :] - o_j[:, None]
             near = (away >= 0) & (away < REACH) & m_i[None, :]
-            tl.store(p_rows + o_i[None, :].to(tl.int64) * REACH + away, b_ds, mask=near)
+            p_near = p_rows + o_i[None, :].to(tl.int64) * REACH + away
+            tl.store(p_near, b_ds / LOG2E, mask=near)
         elif NEEDS_SUMS and KIND == LOGARITHM and IS_FAR:
             middle, offset = offsets_from_middle(o_i, o_j, i0, j0, True, BM)
             plain, offsets_along = tl.sum(b_ds, 1), tl.sum(b_ds * offset[None, :], 1)

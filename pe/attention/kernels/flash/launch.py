@@ -245,7 +245,7 @@ def backward(
         dx = dx.sum(0, keepdim=True) if own.shape[0] == 1 else dx
         return dq, dk, dv, pad(dx * LN2, (0, own.shape[-1] - length)), dsink
     if kind == ROWS:
-        return dq, dk, dv, by_key[0].mul_(LN2), dsink
+        return dq, dk, dv, by_key[0], dsink
     if by_keys:
         first, second = by_key.sum((1, 3))
         second = second * own[:, 0] * (LN2 * LN2 if kind == POWER else 1.0)
