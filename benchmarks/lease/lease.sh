@@ -38,13 +38,14 @@ export PYTHONPATH=$WORK/code:$WORK/site PE_CACHE=$WORK/cache TORCHINDUCTOR_CACHE
 export TRITON_CACHE_DIR=$WORK/triton PYTHONUNBUFFERED=1 OMP_NUM_THREADS=4
 [ -f "$WORK/commit" ] && export PE_COMMIT=$(cat "$WORK/commit")
 [ -f "$WORK/study" ] && export STUDY=$(cat "$WORK/study")
-case $1 in warm|go) set -f ;; esac # a word such as paper/rope-* is for the runner
+case $1 in warm|go|later|later-now) set -f ;; esac # a word such as paper/rope-* is for the runner
 FROM=$PWD # paths of what travelled start there
 cd "$WORK/tree" || exit 1
 case $1 in
 setup) # LEASE=folder that travelled
   case $LEASE in /*) ;; *) LEASE=$FROM/$LEASE ;; esac
   cp "$LEASE"/*.py "$LEASE"/lease.sh "$LEASE"/commit "$LEASE"/study "$WORK"/ || exit 1
+  date +%s >"$WORK/begun"
   [ -d "$LEASE/config" ] && cp -r "$LEASE/config" "$WORK/"
   [ -f "$LEASE/records.tgz" ] && { tar -xzf "$LEASE/records.tgz" -C "$WORK/tree" || exit 1; }
   mkdir -p "$WORK/code" "$WORK/site" && tar -xzf "$LEASE/code.tar.gz" -C "$WORK/code" || exit 1
@@ -63,6 +64,15 @@ go) # all parts are in $WORK/parts
   $PYTHON "$WORK/tokens.py" place "$WORK/parts" "${CORPUS:-corpus}" 16384 || exit 1
   setsid nohup $PYTHON "$WORK/runner.py" $STUDY $MORE \
     >"$WORK/runner.log" 2>&1 & echo $! >"$WORK/runner.pid" ;;
+later) # as go, after warm, tests and FIRST (a command that has the GPUs to itself); END: no run goes on so many seconds after setup
+  setsid nohup bash "$WORK/lease.sh" later-now >"$WORK/later.log" 2>&1 & echo $! >"$WORK/later.pid" ;;
+later-now)
+  for before in warm tests; do
+    while [ -f "$WORK/$before.pid" ] && kill -0 "$(cat "$WORK/$before.pid")" 2>/dev/null; do sleep 1; done
+  done
+  mkdir -p "$WORK/first"
+  (cd "$WORK/code" && FIRST_OUT=$WORK/first bash -c "$FIRST") || echo "FIRST ended with $?"
+  MORE="$MORE --until $((END - $(date +%s) + $(cat "$WORK/begun")))" bash "$WORK/lease.sh" go ;;
 tasks) # TASKS of studies/tasks, MORE, RECORDS: records.tgz of an earlier lease, to go on from
   [ -n "$RECORDS" ] && { tar -xzf "$FROM/$RECORDS" -C "$WORK/tree" runs || exit 1; }
   export PE_RUNS=$WORK/tree/runs OMP_NUM_THREADS=1
@@ -97,10 +107,11 @@ wait) # $2 seconds at most for $3, runner, tasks, speed, tests or pretrained; re
   end=$((SECONDS + $2)) what=${3:-runner}
   while :; do
     tar -czf "$WORK/records.tgz" $NO_WEIGHTS -C "$WORK/tree" runs -C "$WORK" \
-      $(cd "$WORK" && ls runner.log tasks.log pretrained.log speed.log warm.log tests.log 2>/dev/null) 2>/dev/null
+      $(cd "$WORK" && ls -d {runner,tasks,pretrained,speed,warm,tests,later}.log first 2>/dev/null) 2>/dev/null
     cp "$WORK/records.tgz" "$OUT/.new" && mv "$OUT/.new" "$OUT/records.tgz"
-    grep -q 'the end$' "$WORK/$what.log" && break
-    kill -0 "$(cat "$WORK/$what.pid")" 2>/dev/null || break
+    grep -qs 'the end$' "$WORK/$what.log" && break
+    kill -0 "$(cat "$WORK/$what.pid" 2>/dev/null)" 2>/dev/null ||
+      kill -0 "$(cat "$WORK/later.pid" 2>/dev/null)" 2>/dev/null || break
     [ $SECONDS -ge $end ] && break
     left=$((end - SECONDS)); sleep $((left < 25 ? (left > 0 ? left : 1) : 25))
   done
