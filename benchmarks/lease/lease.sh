@@ -116,5 +116,5 @@ wait) # $2 seconds at most for $3, runner, tasks, speed, tests or pretrained; re
     left=$((end - SECONDS)); sleep $((left < 25 ? (left > 0 ? left : 1) : 25))
   done
   nvidia-smi --query-gpu=utilization.gpu,memory.used --format=csv,noheader 2>/dev/null
-  df -h "$WORK" | tail -1; uptime; cat "$WORK/$what.log" ;;
+  df -h "$WORK" | tail -1; uptime; cat "$WORK/later.log" "$WORK/$what.log" 2>/dev/null ;;
 esac
