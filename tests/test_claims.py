@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -115,6 +116,24 @@ def test_every_verdict_of_the_ledger_has_a_record_or_a_reason(ledger: list[Judge
             assert judged.numbers
         else:
             assert judged.why, judged.claim.id
+
+
+def test_what_an_entry_says_of_seeds_is_what_its_rows_have() -> None:
+    values = Values(ROOT / "runs")
+    numbers = {"one": 1, "two": 2, "three": 3}
+    said = 0
+    for one in load(LEDGER):
+        words = re.findall(
+            r"(one|two|three) seeds? each at (?:its|their) own", f"{one.ours} {one.note}"
+        )
+        named = re.findall(r"runs:every/[\w.@]+", yaml.safe_dump(one.model_dump(mode="json")))
+        for word in words:
+            for key in named:
+                value = values(key)
+                assert value is not None
+                assert len(value.by_seed) == numbers[word], (one.id, key)
+                said += 1
+    assert said
 
 
 def test_no_record_means_no_verdict_of_the_whole_ledger(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from pe.figures import rates as figures_rates
 from pe.results import sweeps
 
 
@@ -61,11 +62,17 @@ def test_the_table_marks_the_best_and_prints_no_digits_above_the_vocabulary() ->
     assert cells[1][4:] == ["20.0", "worse than guessing"]
 
 
-def test_rows_at_the_rate_that_most_encodings_were_trained_at() -> None:
+def test_the_figure_has_the_encodings_with_several_rates_and_fills_the_best() -> None:
     runs = [
-        Tried("rope", 1e-3, 3.4), Tried("rope", 3e-3, 3.5), Tried("t5", 3e-3, 4.0),
-        Tried("t5", 3e-3, 3.6, 10.0), Tried("pope", 6e-3, 3.3),
+        Tried("rope", 1e-3, 3.5), Tried("rope", 3e-3, 3.4), Tried("rope", 6e-3, 4.2),
+        Tried("t5", 1e-3, 3.7, 10.0), Tried("t5", 3e-3, 3.6, 10.0), Tried("t5", 6e-3, 4.0),
+        Tried("pope", 6e-3, 3.3),
     ]  # fmt: skip
-    rows = sweeps.at_common_rate(runs)
-    assert [(row.label, row.title) for row in rows] == [("rope", "RoPE"), ("t5", "T5")]
-    assert [row.runs[0].name for row in rows] == ["rope-0.003-1.0", "t5-0.003-10.0"]
+    (axes,) = figures_rates.by_rate(runs).axes
+    lines = [(list(line.get_xdata()), list(line.get_ydata())) for line in axes.lines]  # type: ignore[arg-type]
+    assert lines == [
+        ([1e-3, 3e-3, 6e-3], [3.5, 3.4, 4.2]), ([3e-3], [3.4]),
+        ([1e-3, 3e-3], [3.7, 3.6]), ([3e-3], [3.6]),
+    ]  # fmt: skip
+    assert axes.get_legend_handles_labels()[1] == ["RoPE", "T5"]
+    assert [line.get_markerfacecolor() == "none" for line in axes.lines] == [True, False] * 2

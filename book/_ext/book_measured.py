@@ -21,10 +21,10 @@ from docutils import nodes
 
 from pe.encodings import list_encodings, lookup
 from pe.encodings.core.spec import part_names
+from pe.figures import rates as figures_rates
 from pe.figures import reach as figures_reach
 from pe.figures import study as figures_study
 from pe.figures import windows as figures_windows
-from pe.results import sweeps
 from pe.results.markdown import table
 from pe.results.measure import predicted
 from pe.results.quantities import perplexity, value, vocabulary, whole
@@ -32,8 +32,8 @@ from pe.results.rows import Row, ceilings, comparable
 
 BUDGETS = (("every", "every"), ("demo-every", "demo"))
 """A study of every encoding, and the one whose rows stand beside; the larger budget first."""
-SWEEP = "rates"
-"""The sweep of learning rates."""
+SWEEPS = ("rates", "rates-packages")
+"""The sweeps of learning rates."""
 WINDOWS, BEST = "windows", "kerple_log"
 """The study of windows, and the row of the larger budget that does better than cutting both in
 perplexity and in what it finds."""
@@ -90,20 +90,20 @@ def places(rows: Sequence[Row]) -> dict[str, str]:
 def figures_of(studies: Studies) -> Figures:
     """Return the figures STUDY-PAGE (perplexity by length) and STUDY-reach of each budget.
 
-    The figure of a sweep has the runs of one learning rate (`sweeps.at_common_rate`). In
-    windows-by-window, plain RoPE is the row whose last layer rotates without a window.
+    A sweep of learning rates has SWEEP-by-rate. In windows-by-window, plain RoPE is the row whose
+    last layer rotates without a window.
     """
     drawn: Figures = {}
-    if SWEEP in studies.runs:
-        rows = sweeps.at_common_rate(studies.runs[SWEEP])
-        runs: list[Any] = [run for row in rows for run in row.runs]
-        drawn[f"{SWEEP}-reach"] = runs, functools.partial(figures_reach.reach, rows, places(rows))
+    for sweep in SWEEPS:
+        if sweep in studies.runs:
+            tried: list[Any] = studies.runs[sweep]
+            drawn[f"{sweep}-by-rate"] = tried, functools.partial(figures_rates.by_rate, tried)
     if WINDOWS in studies.runs:
         budget = BUDGETS[0][0]
         others = studies.recorded(budget)
         plain, best = others.get("rope"), others.get(BEST)
         rows = [*studies.rows(WINDOWS).values(), *([plain] if plain else [])]
-        runs = [run for row in (*rows, *([best] if best else [])) for run in row.runs]
+        runs: list[Any] = [r for row in (*rows, *([best] if best else [])) for r in row.runs]
         make = functools.partial(figures_windows.by_window, rows, plain, best)
         drawn[f"{WINDOWS}-by-window"] = runs, make
     for study, other in BUDGETS:

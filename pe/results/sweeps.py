@@ -6,14 +6,12 @@ highest or the lowest of those tried is an edge: the best of all may lie beyond 
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pe.results import quantities
 from pe.results.markdown import linked, pipe
 from pe.results.quantities import NOT_EVALUATED, RunLike, label
-from pe.results.rows import Row
 
 
 @dataclass(frozen=True)
@@ -61,22 +59,6 @@ def sweeps(runs: Sequence[RunLike]) -> list[Sweep]:
             by_encoding.setdefault(run.read()["pe"], []).append(run)
     listed = [Sweep(pe, tuple(sorted(tried, key=setting))) for pe, tried in by_encoding.items()]
     return sorted(listed, key=lambda sweep: loss(sweep.best))
-
-
-def at_common_rate(runs: Sequence[RunLike]) -> list[Row]:
-    """Return the best run of each encoding at the rate that most encodings were trained at.
-
-    Encodings without a run at that rate are left out.
-    """
-    listed = sweeps(runs)
-    tried = Counter(rate for sweep in listed for rate in {setting(run)[0] for run in sweep.runs})
-    common = max(tried, key=lambda rate: (tried[rate], -rate))
-    rows = []
-    for sweep in listed:
-        there = [run for run in sweep.runs if setting(run)[0] == common]
-        if there:
-            rows.append(Row(sweep.pe, label(sweep.pe), sweep.pe, (min(there, key=loss),)))
-    return rows
 
 
 def table(runs: Sequence[RunLike], links: Mapping[str, str] | None = None) -> str:

@@ -1,0 +1,45 @@
+"""The validation loss of each encoding of a sweep, by its peak learning rate."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, NullLocator
+
+from pe.figures.axes import PLAIN, legend
+from pe.figures.style import colour, marker, style
+from pe.results.quantities import RunLike, label
+from pe.results.sweeps import loss, setting, sweeps
+
+
+@style()
+def by_rate(runs: Sequence[RunLike]) -> Figure:
+    """Draw a line for each encoding that was trained at several rates, with its best rate filled.
+
+    Of an encoding whose own parameters learned at several multiples, the line has the runs at the
+    multiple of its best run. Losses are in nats per token.
+    """
+    figure = Figure(figsize=(5.6, 3.2), layout="constrained")
+    axes = figure.subplots()
+    shown: set[float] = set()
+    for sweep in sweeps(runs):
+        tried = [run for run in sweep.runs if setting(run)[1] == setting(sweep.best)[1]]
+        if len(tried) < 2:
+            continue
+        look: dict[str, Any] = {"color": colour(sweep.pe), "marker": marker(sweep.pe)}
+        rates = [setting(run)[0] for run in tried]
+        shown.update(rates)
+        losses = [loss(run) for run in tried]
+        axes.plot(rates, losses, markerfacecolor="none", label=label(sweep.pe), **look)
+        axes.plot(setting(sweep.best)[0], loss(sweep.best), linestyle="none", **look)
+    handles, _ = axes.get_legend_handles_labels()
+    axes.set_xscale("log")
+    axes.xaxis.set_major_locator(FixedLocator(sorted(shown)))
+    axes.xaxis.set_major_formatter(PLAIN)
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_xlabel("peak learning rate (log scale)")
+    axes.set_ylabel("validation loss, nats per token")
+    legend(figure, handles, columns=4)
+    return figure
