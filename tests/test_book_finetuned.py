@@ -229,7 +229,7 @@ def test_what_is_missing_is_named_once_something_is_there(
     assert "Of 9 planned runs 1 are recorded." in words
     assert "NTK with factors 2, 4, 8 and 16, PI with" in words
     assert ", Resonance, YaRN with" in words
-    assert "RoPE, as PI at 3,400: seed 0" in words
+    assert "RoPE, as PI from step 3,400: seed 0" in words
     assert "pe study extend" in words
     left = book_plans.unmeasured_cells(everything, PLAN)
     assert left == ["longrope@16"]

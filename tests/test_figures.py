@@ -18,7 +18,7 @@ from pe.encodings import extension_methods, list_encodings
 from pe.results import quantities
 from pe.results.markdown import pipe, table
 from pe.results.measure import measure
-from pe.results.rows import grouped
+from pe.results.rows import grouped, titled
 
 
 @pytest.fixture
@@ -52,6 +52,19 @@ def test_runs_of_other_settings_are_never_averaged(tmp_path: Path) -> None:
     long = book_records.write(tmp_path, "rope", run="rope-s0-0000beef", recipe=recipe)
     titles = [row.title for row in grouped([short, long])]
     assert titles == ["RoPE (steps 100)", "RoPE (steps 500)"]
+
+
+def test_titles_leave_out_what_follows_from_another_field(tmp_path: Path) -> None:
+    """A warm-up and a lowest rate are shares of the steps and of the peak rate."""
+    recipes = [
+        book_records.recipe("yarn", 0, steps=steps, warmup_steps=steps // 10, pe_options=options)
+        for steps, options in ((100, {"factor": 4.0}), (100, {"dynamic": True}), (500, {}))
+    ]
+    assert titled(recipes) == [
+        "YaRN (steps 100, factor 4)",
+        "YaRN (steps 100, dynamic True)",
+        "YaRN (steps 500)",
+    ]
 
 
 def test_how_often_a_run_was_judged_or_saved_does_not_split_a_group(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
 from typing import Any
 
 from pe.recipes.recipe import NEW_FIELD_DEFAULTS
@@ -184,41 +185,61 @@ def short(pe: str, title: str, name: str) -> str:
 
 
 def titled(recipes: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return titles for readers. Equal ones get the recipe fields in which they differ.
+    """Return titles for readers. Equal ones get as many recipe fields as tell them apart.
 
     ``RoPE (steps 100)``, ``RoPE (steps 500)`` and ``RoPE, trained on 4,096 tokens``.
     """
     titles, lengths = [named(r)[0] for r in recipes], [r["context_length"] for r in recipes]
-    for i, length in enumerate(lengths):
-        titles[i] += f", trained on {length:,} tokens" if length > min(lengths) else ""
+    for i, (recipe, length) in enumerate(zip(recipes, lengths, strict=True)):
+        how = " on" if _is_trained_further(recipe) else ", trained on"
+        titles[i] += f"{how} {length:,} tokens" if length > min(lengths) else ""
     settings = [_setting(recipe) for recipe in recipes]
+    options = {key for setting in settings for key in setting.get("pe_options", {})}
     settings = [setting | setting.pop("pe_options", {}) for setting in settings]
     result = []
     for title, own in zip(titles, settings, strict=True):
         rivals = [r for r, other in zip(settings, titles, strict=True) if other == title]
-        differs = [k for k in own if any(r.get(k) != own[k] for r in rivals)]
-        if "learning_rate" in differs and "min_learning_rate" in differs:
-            differs.remove("min_learning_rate")  # it is a fraction of the peak
+        differs = [key for key in _telling(rivals, options) if key in own]
         texts = [f"{own[k]:g}" if isinstance(own[k], float) else str(own[k]) for k in differs]
         more = ", ".join(map(" ".join, zip(differs, texts, strict=True)))
         result.append(f"{title} ({more})" if more else title)
     return result
 
 
+def _telling(group: Sequence[Mapping[str, Any]], options: set[str]) -> list[str]:
+    """Return fields that tell all recipes of a group apart that differ at all.
+
+    They are all ``options`` of the encoding that differ, and fields of the recipe that tell more of
+    them apart: the number of steps, for example, and not the warm-up, which is a share of them.
+    """
+    fields = list(dict.fromkeys(key for recipe in group for key in recipe))
+    pairs = [
+        {key for key in fields if one.get(key) != other.get(key)}
+        for one, other in combinations(group, 2)
+    ]
+    chosen = options & set().union(*pairs)
+    while pairs := [differs for differs in pairs if differs and not differs & chosen]:
+        chosen.add(max(fields, key=lambda key: sum(key in differs for differs in pairs)))
+    return [key for key in fields if key in chosen]
+
+
 def named(recipe: Mapping[str, Any]) -> tuple[str, str]:
     """Return a run's title for readers, and the encoding that it was trained with first."""
     origin, title = recipe["pe"], label(recipe["pe"])
-    if (
-        recipe.get("start_from") and recipe.get("start_state") != "all"
-    ):  # else it is a branch of the same training
+    if _is_trained_further(recipe):
         origin = _encoding_of(recipe["start_from"])
         step = f"{recipe.get('start_step', 0):,}"
-        change = f"dropped at {step}" if recipe["pe"] == "nope" else f"as {title} at {step}"
-        change = f"trained on from {step}" if recipe["pe"] == origin else change
+        change = f"dropped at {step}" if recipe["pe"] == "nope" else f"as {title} from step {step}"
+        change = f"trained further from step {step}" if recipe["pe"] == origin else change
         title = f"{label(origin)}, {change}"
     elif recipe.get("start_from"):
         title += f", {recipe['start_step'] + recipe['steps']:,} steps"
     return title, origin
+
+
+def _is_trained_further(recipe: Mapping[str, Any]) -> bool:
+    """Whether a run starts from the weights of another; if not, it may be a branch of one."""
+    return bool(recipe.get("start_from")) and recipe.get("start_state") != "all"
 
 
 def _encoding_of(name: str) -> str:
