@@ -58,12 +58,16 @@ def test_titles_leave_out_what_follows_from_another_field(tmp_path: Path) -> Non
     """A warm-up and a lowest rate are shares of the steps and of the peak rate."""
     recipes = [
         book_records.recipe("yarn", 0, steps=steps, warmup_steps=steps // 10, pe_options=options)
-        for steps, options in ((100, {"factor": 4.0}), (100, {"dynamic": True}), (500, {}))
+        for steps, options in (
+            (100, {"factor": 4.0}),
+            (100, {"dynamic": True}),
+            (500, {"factor": 4.0}),
+        )
     ]
     assert titled(recipes) == [
         "YaRN (steps 100, factor 4)",
         "YaRN (steps 100, dynamic True)",
-        "YaRN (steps 500)",
+        "YaRN (steps 500, factor 4)",
     ]
 
 
