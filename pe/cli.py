@@ -61,6 +61,21 @@ def option_value(text: str) -> tuple[str, Any]:
         return key, value
 
 
+def option_values(texts: Sequence[str] | None) -> dict[str, Any]:
+    """Return the values of repeated ``key=value`` options (`option_value`).
+
+    Raises:
+        ValueError: one of them is no ``key=value``, or a key is given twice.
+    """
+    values: dict[str, Any] = {}
+    for text in texts or []:
+        key, value = option_value(text)
+        if key in values:
+            raise ValueError(f"{key} is given twice, {values[key]!r} and {value!r}; give it once")
+        values[key] = value
+    return values
+
+
 def token_count(text: str | int) -> int:
     """Parse a number of tokens; ``128k`` and ``1m`` are multiples of 1,024 and 1,048,576.
 
@@ -143,8 +158,8 @@ def train(
 
         run = configure(
             encoding, recipe, study, seed, steps, corpus, context_length, batch_size,
-            learning_rate, dict(map(option_value, option or [])),
-            dict(map(option_value, override or [])),
+            learning_rate, option_values(option),
+            option_values(override),
         )  # fmt: skip
         # These import torch. Wrong input was refused above, without waiting for it.
         from pe.evaluation.evaluate import evaluate
@@ -213,7 +228,7 @@ def check(
     with checked("pe check"):
         from pe.conformance import check_laws
 
-        report = check_laws(encoding, dict(map(option_value, option or [])), law or [])
+        report = check_laws(encoding, option_values(option), law or [])
     print(report)
     raise typer.Exit(0 if report.ok else 1)
 
@@ -351,7 +366,7 @@ def memory(
         from pe.training import memory as estimates
         from pe.training.check import divided
 
-        chosen = named_recipe(recipe, **other_fields(dict(map(option_value, override or [])), ()))
+        chosen = named_recipe(recipe, **other_fields(option_values(override), ()))
         divided(chosen, processes)
         if gib is None:
             from pe.devices import gpu_memory
@@ -359,7 +374,7 @@ def memory(
             gib = gpu_memory()
         if gib is None:
             raise ValueError("this machine has no GPU; say how much memory yours has: --gib 80")
-        if not gib > 0:
+        if not 0 < gib < math.inf:
             raise ValueError(f"--gib: expected the memory of a GPU, more than 0, got {gib:g}")
         lines: list[list[str]] = []
         fitting = False

@@ -102,6 +102,22 @@ def test_wrong_words_end_train_with_one_line(capsys: pytest.CaptureFixture[str])
         assert "name: a changed recipe keeps its name; leave it out of" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["train", "rope", "-o", "theta=1", "-o", "theta=2.0"], "theta is given twice, 1 and 2.0"),
+        (["check", "rope", "-o", "theta=1", "-o", "theta=1"], "theta is given twice, 1 and 1"),
+        (["train", "rope", *["--set", "dropout=0.1"] * 2], "dropout is given twice, 0.1 and 0.1"),
+        (["memory", "demo", *["--set", "fsdp=true"] * 2], "fsdp is given twice, True and True"),
+    ],
+)
+def test_none_of_two_values_of_one_option_is_dropped_silently(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(words) == 2
+    assert capsys.readouterr().err == f"pe {words[0]}: {said}; give it once\n"
+
+
 def test_a_study_and_papermill_find_an_encoding_in_the_working_folder(tmp_path: Path) -> None:
     """A console script does not look for modules where it is called (`pe train` did)."""
     (tmp_path / "hidden_here.py").write_text(

@@ -264,6 +264,7 @@ def test_the_command_lists_what_fits(capsys: pytest.CaptureFixture[str]) -> None
     assert cli.main(["memory", "1200m", "--gib", "8"]) == 1
     assert cli.main(["memory", "1200m"]) == 2, "which GPU?"
     assert "--gib 80" in capsys.readouterr().err
+    assert cli.main(["memory", "1200m", "--gib", "inf"]) == 2
     assert cli.main(["memory", "1200m", "--gib", "0"]) == 2
     assert "--gib: expected the memory of a GPU, more than 0, got 0" in capsys.readouterr().err
     assert cli.main(["memory", "paper", "--processes", "3", "--gib", "80"]) == 2
