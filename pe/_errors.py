@@ -6,6 +6,7 @@ The exception classes that are shared by several parts of the package are here t
 from __future__ import annotations
 
 import difflib
+import math
 import re
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -98,9 +99,10 @@ def _line(mistake: Mapping[str, Any], kind: str, names: list[str]) -> str:
 def _number_hint(value: object) -> str:
     """Say what to write for a text such as ``1e-3``, which YAML does not read as a number."""
     try:
-        return f"; write {float(value)!r}" if isinstance(value, str) else ""
+        number = float(value) if isinstance(value, str) else math.nan
     except ValueError:
         return ""
+    return f"; write {number!r}" if math.isfinite(number) else ""
 
 
 class PositionError(ValueError):
