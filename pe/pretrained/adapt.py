@@ -30,8 +30,9 @@ from transformers import (
     PreTrainedModel,
 )
 
+from pe._errors import LAST_SEED, whole
 from pe.encodings import Encoding, layer_encodings
-from pe.encodings.core.options import options_of, takes
+from pe.encodings.core.options import CONTEXT, options_of, takes
 from pe.encodings.core.parts import layer_classes, part_classes, stated_options, takes_option
 from pe.encodings.core.registry import lookup
 from pe.encodings.core.spec import joined, parse
@@ -237,6 +238,9 @@ def adapt(
             smaller factor. The message is one line.
     """
     _refuse_others(model)
+    if plain is not None and not isinstance(plain, bool):
+        raise ValueError(f"plain: expected True, False or None, got {plain!r}")
+    whole("seed", seed, most=LAST_SEED)
     new: Model = _sharing_weights(model)
     host = host_of(read(new))
     chosen = _layers(host, spec, layers)
@@ -305,11 +309,15 @@ def _decoder(model: Any) -> Any:
 def _layers(host: Host, spec: str | None, layers: Sequence[int] | None) -> tuple[int, ...]:
     number = len(host.layers)
     if layers is not None:
-        if not isinstance(layers, Sequence) or not layers or set(layers) - set(range(number)):
+        try:
+            chosen = {whole("layers", layer, most=number - 1) for layer in layers}
+        except (TypeError, ValueError):  # no list, or something else in it
+            chosen = set()
+        if not chosen or len(chosen) < len(layers):
             raise ValueError(
-                f"layers: expected some of 0 to {number - 1} in a list, got {layers!r}"
+                f"layers: expected some of 0 to {number - 1} in a list, each once, got {layers!r}"
             )
-        return tuple(sorted(set(map(int, layers))))
+        return tuple(sorted(chosen))
     if spec is not None and len(parse(spec)) > 1:
         return tuple(range(number))
     rotating = [i for i, layer in enumerate(host.layers) if layer.rope is not None]
@@ -323,6 +331,9 @@ def _options(
     host: Host, spec: str | None, length: int | None, options: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return ``options``, and the factor that follows from ``length``."""
+    for name in options:
+        if name in CONTEXT and name != "original_length":
+            raise ValueError(f"{name} follows from the model's sizes and is not an option")
     if spec is None:
         if options or length is not None:
             raise ValueError(WITHOUT_EFFECT.format(next(iter(options), "length")))
