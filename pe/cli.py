@@ -424,6 +424,11 @@ def explain(
         from pe.pretrained.explain import explain as explained
         from pe.pretrained.show import settings_of
 
+        if as_json and method is not None:
+            raise ValueError(
+                f"--json has no effect with --method {method}, which prints settings only; leave "
+                "one out (the JSON has the settings of all methods)"
+            )
         explanation = explained(path, length)
         if method is not None:
             print(settings_of(explanation, method))

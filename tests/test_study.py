@@ -149,6 +149,14 @@ def test_a_file_that_is_no_study_is_refused_by_name(
             "runs.a@0.001: two runs have the label 'a@0.001'",
         ),
         (
+            "{runs: {a: {pe: rope}}, rates: [1.0e-3], set: {learning_rate: 2.0e-3}}",
+            "set.learning_rate: has no effect, because each run has a sweep of it",
+        ),
+        (
+            "{runs: {a: {pe: t5, encoding_rates: [1, 10]}}, set: {encoding_rate: 3.0}}",
+            "set.encoding_rate: has no effect, because each run has a sweep of it",
+        ),
+        (
             "{runs: {a: {pe: rope}, b: {pe: nope, start: {run: mine/a, at: end}}}}",
             "runs.b: starts from 'mine/a', and runs of mine start from this study",
         ),
