@@ -321,6 +321,7 @@ def speed(
     measurements come first, and the record, runs/speed/NAME/speed.json, is written after each. The
     same command resumes an unfinished record. A command that names further encodings adds them.
     """
+    sys.path.insert(0, os.getcwd())
     from pe.notebooks.parameters import configure_speed
     from pe.speed import rig
 
@@ -360,6 +361,7 @@ def memory(
     """
     import dataclasses
 
+    sys.path.insert(0, os.getcwd())
     with checked("pe memory"):
         from pe.recipes.named import recipe as named_recipe
         from pe.runs.parameters import other_fields

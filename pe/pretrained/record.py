@@ -23,7 +23,6 @@ from pe.runs.parameters import (
     whole_numbers_in,
 )
 
-
 BATCH_SIZE, LEARNING_RATE = 8, 1e-4
 
 

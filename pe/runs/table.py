@@ -60,8 +60,8 @@ def folders_with(
         named = isinstance(path, str) and (root() / path).is_dir()
         hint = f"for a study write study={path!r}" if named else "pe train makes the first one"
         raise RunError(f"{base}: there is no such folder of runs; {hint}")
-    if study is not None and not any(folder.is_dir() for folder in base.glob(study)):
-        known = sorted(p.name for p in base.iterdir() if p.is_dir() and not p.name.startswith("."))
+    known = sorted(p.name for p in base.iterdir() if p.is_dir() and not p.name.startswith("."))
+    if study is not None and study not in known:
         raise RunError(f"{unknown('study', study, known)} (in {base})")
     folders = {file.parent for name in files for file in base.glob(f"{study or '*'}/*/{name}")}
     if not folders and study is None:
