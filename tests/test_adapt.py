@@ -582,6 +582,25 @@ def test_folders_of_other_types_say_what_works(tmp_path: Path, llama: Any) -> No
         load(tmp_path / "own")
 
 
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"adaptation": {"spec": "nope"}}, r"config.json: not what pe.adapt saves \(options: mis"),
+        ({"adaptation": [3]}, "config.json: not what pe.adapt saves"),
+        ({"adaptation": {"spec": "nope", "layers": [9], "options": {}}}, "some of 0 to 1.*got .9"),
+        ({"host": {}}, "config.json: not what pe.adapt saves"),
+    ],
+)
+def test_a_damaged_adaptation_is_named_with_its_file(
+    change: dict[str, Any], said: str, tmp_path: Path, llama: Any
+) -> None:
+    pe.adapt(llama, "nope").save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text()) | change
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=said):
+        AutoModelForCausalLM.from_pretrained(tmp_path)
+
+
 def test_explain_reads_what_an_adapted_model_saved(tmp_path: Path, llama: Any) -> None:
     model = pe.adapt(llama, "nope")
     model.save_pretrained(tmp_path)

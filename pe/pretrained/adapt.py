@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 import torch
 from accelerate import init_empty_weights
+from pydantic import ValidationError
 from torch import Tensor
 from transformers import (
     AutoConfig,
@@ -30,7 +31,7 @@ from transformers import (
     PreTrainedModel,
 )
 
-from pe._errors import LAST_SEED, whole
+from pe._errors import LAST_SEED, explain, one_line, whole
 from pe.encodings import Encoding, layer_encodings
 from pe.encodings.core.options import CONTEXT, options_of, takes
 from pe.encodings.core.parts import layer_classes, part_classes, stated_options, takes_option
@@ -162,8 +163,8 @@ class AdaptedLoader:
         """Return the host with its weights, adapted as it was when it was saved.
 
         Raises:
-            ValueError: there is no such folder on this machine, or it does not have all weights
-                of the class that is asked for.
+            ValueError: there is no such folder on this machine, its config.json is damaged, or it
+                does not have all weights of the class that is asked for.
         """
         from safetensors import safe_open
 
@@ -171,8 +172,15 @@ class AdaptedLoader:
         if not where.is_dir():
             raise ValueError(f"{where}: no such folder; download what pe.adapt saved first")
         config = AdaptedConfig.from_pretrained(where) if config is None else config
-        made = Adaptation(**config.adaptation)
-        own = AutoConfig.for_model(**saved_host(vars(config)))
+        try:
+            made = Adaptation.model_validate(config.adaptation)
+            saved = dict(saved_host(vars(config)))
+            own = AutoConfig.for_model(saved.pop("model_type"), **saved)
+        except (ValidationError, KeyError, TypeError) as error:
+            found = explain(error)[0] if isinstance(error, ValidationError) else one_line(error)
+            raise ValueError(
+                f"{where / 'config.json'}: not what pe.adapt saves ({found}); save the model again"
+            ) from error
         with quiet():  # the parameters of encodings are not the host's
             more = kwargs | {"use_safetensors": True, "output_loading_info": True}
             model, info = cls.auto.from_pretrained(where, *args, config=own, **more)
@@ -182,7 +190,8 @@ class AdaptedLoader:
                 f"saved as {', '.join(own.architectures or ('another class',))}"
             )
         host = host_of(read(model))
-        _hook(model, host, made, _encodings(host, made.spec, made.layers, made.options))
+        chosen = _layers(host, made.spec, made.layers)
+        _hook(model, host, made, _encodings(host, made.spec, chosen, made.options))
         learned: dict[str, Tensor] = {}
         for file in sorted(where.glob("*.safetensors")):
             with safe_open(file, "pt") as weights:
