@@ -423,8 +423,6 @@ def test_autocast_trains_in_bfloat16_and_stays_close() -> None:
         ({"input_ids": tokens(1, 4), "document_ids": torch.zeros(4).long()},
          r"document_ids: expected \(1, 4\), got \(4,\)"),
         ({"input_ids": tokens(1, 4).float()}, "input_ids: expected .* whole numbers, got torch.fl"),
-        ({"input_ids": tokens(1, 4) + 1000}, r"input_ids: expected 0 to \d+, got 1\d\d\d"),
-        ({"input_ids": torch.tensor([[0, -100]])}, r"input_ids: expected 0 to \d+, got -100"),
         ({"input_ids": tokens(1, 4)[0]}, r"expected input_ids \(batch, tokens\).* got \(4,\)"),
         ({"input_ids": tokens(1, 0)}, r"with one token or more, got \(1, 0\)"),
         ({"inputs_embeds": torch.zeros(1, 4, 7)}, r"\(batch, tokens, 64\).*, got \(1, 4, 7\)"),

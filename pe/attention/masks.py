@@ -33,14 +33,6 @@ def refuse_negative(name: str, positions: Tensor) -> None:
             raise ValueError(f"{name}: expected 0 or more, got {least}")
 
 
-def refuse_outside(name: str, ids: Tensor, end: int) -> None:
-    """Raise ValueError unless all are from 0 to end - 1. It checks on the CPU only, as above."""
-    if ids.is_cpu and ids.numel() and not torch.compiler.is_compiling():
-        least, most = (int(x) for x in ids.aminmax())
-        if least < 0 or most >= end:
-            raise ValueError(f"{name}: expected 0 to {end - 1}, got {least if least < 0 else most}")
-
-
 def padding_of(attention_mask: Tensor | None, batch: int, tokens: int) -> Tensor | None:
     """Return a padding mask (1 or B, tokens) as booleans, False at padding; None stays None.
 

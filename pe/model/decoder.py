@@ -32,14 +32,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from pe._errors import PositionError, unknown
 from pe.attention.choose import bounded, spans_for
 from pe.attention.documents import document_lengths
-from pe.attention.masks import (
-    documents_of,
-    padding_of,
-    positions_of,
-    refuse_outside,
-    visible,
-    whole_numbers,
-)
+from pe.attention.masks import documents_of, padding_of, positions_of, visible, whole_numbers
 from pe.attention.spans import Bounded, Spans, counted_within
 from pe.encodings import Encoding, Prepared, layer_encodings
 from pe.encodings.core.base import Lengths, tightest
@@ -216,7 +209,6 @@ class PEModel(PEPreTrainedModel):
             given = x = inputs_embeds
         elif input_ids is not None and inputs_embeds is None:
             given = whole_numbers("input_ids", input_ids)
-            refuse_outside("input_ids", given, self.embed_tokens.num_embeddings)
             x = self.embed_tokens(given)
         else:
             raise ValueError("give exactly one of input_ids and inputs_embeds")
