@@ -190,9 +190,9 @@ def main() -> None:
     parser.add_argument("--most", type=int, default=40, help="kernels to print; default: 40")
     parser.add_argument("--out", type=Path, help="a JSON file")
     options = parser.parse_args()
-    from pe.cli import option_value
+    from pe.cli import option_values
 
-    changes = dict(map(option_value, options.set))
+    changes = option_values(options.set)
     if options.micro is not None:
         changes["micro_batch_size"] = options.micro
     length = changes.get("context_length") or named_recipe(options.recipe).context_length

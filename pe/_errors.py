@@ -6,6 +6,8 @@ The exception classes that are shared by several parts of the package are here t
 from __future__ import annotations
 
 import difflib
+import math
+import numbers
 import re
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -15,6 +17,8 @@ if TYPE_CHECKING:
 
 GUIDE = 'see "Data and recipes" in the guide (book/data.md)'
 """The page of the guide to which errors about a corpus or a recipe refer."""
+LAST_SEED = 2**63 - 1
+"""The largest seed, as torch's have 64 bits and a sign."""
 
 
 def nearest(value: object, choices: Iterable[str]) -> str:
@@ -28,6 +32,22 @@ def unknown(kind: str, value: object, choices: Iterable[str]) -> ValueError:
     names = list(choices)
     listed = ", ".join(name or "''" for name in names)
     return ValueError(f"unknown {kind} {value!r}{nearest(value, names)}; choose from: {listed}")
+
+
+def whole(name: str, value: object, least: int = 0, most: int | None = None) -> int:
+    """Return ``value`` if it is a whole number of at least ``least`` and at most ``most``.
+
+    Numbers of numpy are allowed; True, False and 2.0 are not.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    known = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    number = int(value) if known else least - 1  # type: ignore[call-overload]
+    if number < least or (most is not None and number > most):
+        limits = f"of at least {least}" if most is None else f"from {least} to {most}"
+        raise ValueError(f"{name}: expected a whole number {limits}, got {value!r}")
+    return number
 
 
 def one_line(error: BaseException) -> str:
@@ -98,9 +118,10 @@ def _line(mistake: Mapping[str, Any], kind: str, names: list[str]) -> str:
 def _number_hint(value: object) -> str:
     """Say what to write for a text such as ``1e-3``, which YAML does not read as a number."""
     try:
-        return f"; write {float(value)!r}" if isinstance(value, str) else ""
+        number = float(value) if isinstance(value, str) else math.nan
     except ValueError:
         return ""
+    return f"; write {number!r}" if math.isfinite(number) else ""
 
 
 class PositionError(ValueError):

@@ -61,6 +61,21 @@ def option_value(text: str) -> tuple[str, Any]:
         return key, value
 
 
+def option_values(texts: Sequence[str] | None) -> dict[str, Any]:
+    """Return the values of repeated ``key=value`` options (`option_value`).
+
+    Raises:
+        ValueError: one of them is no ``key=value``, or a key is given twice.
+    """
+    values: dict[str, Any] = {}
+    for text in texts or []:
+        key, value = option_value(text)
+        if key in values:
+            raise ValueError(f"{key} is given twice, {values[key]!r} and {value!r}; give it once")
+        values[key] = value
+    return values
+
+
 def token_count(text: str | int) -> int:
     """Parse a number of tokens; ``128k`` and ``1m`` are multiples of 1,024 and 1,048,576.
 
@@ -143,8 +158,8 @@ def train(
 
         run = configure(
             encoding, recipe, study, seed, steps, corpus, context_length, batch_size,
-            learning_rate, dict(map(option_value, option or [])),
-            dict(map(option_value, override or [])),
+            learning_rate, option_values(option),
+            option_values(override),
         )  # fmt: skip
         # These import torch. Wrong input was refused above, without waiting for it.
         from pe.evaluation.evaluate import evaluate
@@ -213,7 +228,7 @@ def check(
     with checked("pe check"):
         from pe.conformance import check_laws
 
-        report = check_laws(encoding, dict(map(option_value, option or [])), law or [])
+        report = check_laws(encoding, option_values(option), law or [])
     print(report)
     raise typer.Exit(0 if report.ok else 1)
 
@@ -306,6 +321,7 @@ def speed(
     measurements come first, and the record, runs/speed/NAME/speed.json, is written after each. The
     same command resumes an unfinished record. A command that names further encodings adds them.
     """
+    sys.path.insert(0, os.getcwd())
     from pe.notebooks.parameters import configure_speed
     from pe.speed import rig
 
@@ -345,13 +361,14 @@ def memory(
     """
     import dataclasses
 
+    sys.path.insert(0, os.getcwd())
     with checked("pe memory"):
         from pe.recipes.named import recipe as named_recipe
         from pe.runs.parameters import other_fields
         from pe.training import memory as estimates
         from pe.training.check import divided
 
-        chosen = named_recipe(recipe, **other_fields(dict(map(option_value, override or [])), ()))
+        chosen = named_recipe(recipe, **other_fields(option_values(override), ()))
         divided(chosen, processes)
         if gib is None:
             from pe.devices import gpu_memory
@@ -359,7 +376,7 @@ def memory(
             gib = gpu_memory()
         if gib is None:
             raise ValueError("this machine has no GPU; say how much memory yours has: --gib 80")
-        if not gib > 0:
+        if not 0 < gib < math.inf:
             raise ValueError(f"--gib: expected the memory of a GPU, more than 0, got {gib:g}")
         lines: list[list[str]] = []
         fitting = False
@@ -409,6 +426,11 @@ def explain(
         from pe.pretrained.explain import explain as explained
         from pe.pretrained.show import settings_of
 
+        if as_json and method is not None:
+            raise ValueError(
+                f"--json has no effect with --method {method}, which prints settings only; leave "
+                "one out (the JSON has the settings of all methods)"
+            )
         explanation = explained(path, length)
         if method is not None:
             print(settings_of(explanation, method))

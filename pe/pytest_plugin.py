@@ -50,11 +50,11 @@ class Laws(pytest.Collector):
 
     def collect(self) -> Iterator[pytest.Item]:
         sys.path.insert(0, os.getcwd())  # the folder in which `my_module` is
-        from pe.cli import option_value
+        from pe.cli import option_values
         from pe.conformance import LAWS, Subject
 
         try:
-            options = dict(option_value(text) for text in self.config.getoption("pe_option"))
+            options = option_values(self.config.getoption("pe_option"))
             subject = Subject(self.name, options)
         except Exception as error:  # importing the user's module can raise anything
             raise pytest.UsageError(f"--pe {self.name}: {error}") from error

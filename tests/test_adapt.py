@@ -317,7 +317,15 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"spec": "yarm"}, "unknown encoding 'yarm'"),
     ({"spec": "yarn", "factr": 4}, "factr"),
     ({"spec": "nope", "layers": [2]}, "expected some of 0 to 1"),
-    ({"spec": "nope", "layers": 1}, "expected some of 0 to 1 in a list, got 1"),
+    ({"spec": "nope", "layers": 1}, "expected some of 0 to 1 in a list, each once, got 1"),
+    ({"spec": "nope", "layers": "1"}, "expected some of 0 to 1 in a list, each once, got '1'"),
+    ({"spec": "nope", "layers": [1, 1]}, r"in a list, each once, got \[1, 1\]"),
+    ({"spec": "nope", "layers": [1.0]}, r"in a list, each once, got \[1.0\]"),
+    ({"spec": "nope", "layers": [True]}, r"in a list, each once, got \[True\]"),
+    ({"spec": "yarn", "plain": "yes"}, "plain: expected True, False or None, got 'yes'"),
+    ({"spec": "t5", "seed": "x"}, "seed: expected a whole number from 0 to .*, got 'x'"),
+    ({"spec": "t5", "seed": -1}, "seed: expected a whole number from 0 to .*, got -1"),
+    ({"spec": "yarn", "head_dim": 8}, "head_dim follows from the model's sizes"),
     ({"layers": [0]}, "layers: has no effect on a model's own settings"),
     ({"plain": True}, "plain: has no effect on a model's own settings"),
     ({"spec": "sinusoidal", "layers": [1]}, "acts on the token embeddings.*begin with 0"),
@@ -572,6 +580,25 @@ def test_folders_of_other_types_say_what_works(tmp_path: Path, llama: Any) -> No
     small("rope").save_pretrained(tmp_path / "own")
     with pytest.raises(ValueError, match="a model of this package"):
         load(tmp_path / "own")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"adaptation": {"spec": "nope"}}, r"config.json: not what pe.adapt saves \(options: mis"),
+        ({"adaptation": [3]}, "config.json: not what pe.adapt saves"),
+        ({"adaptation": {"spec": "nope", "layers": [9], "options": {}}}, "some of 0 to 1.*got .9"),
+        ({"host": {}}, "config.json: not what pe.adapt saves"),
+    ],
+)
+def test_a_damaged_adaptation_is_named_with_its_file(
+    change: dict[str, Any], said: str, tmp_path: Path, llama: Any
+) -> None:
+    pe.adapt(llama, "nope").save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text()) | change
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=said):
+        AutoModelForCausalLM.from_pretrained(tmp_path)
 
 
 def test_explain_reads_what_an_adapted_model_saved(tmp_path: Path, llama: Any) -> None:

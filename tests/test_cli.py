@@ -20,6 +20,8 @@ from pe.runs import Run, find
 
 ROOT = Path(cli.__file__).parents[1]
 
+ENDS = ("steps: expected at least 1, got 0", "do not divide into windows of 0")
+"""Mistakes that are found after the encoding."""
 PARAMETERS = {"pe", "pe_options", "seed", "steps", "corpus", "context_length", "batch_size",
               "learning_rate", "name"}  # fmt: skip
 
@@ -102,6 +104,22 @@ def test_wrong_words_end_train_with_one_line(capsys: pytest.CaptureFixture[str])
         assert "name: a changed recipe keeps its name; leave it out of" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["train", "rope", "-o", "theta=1", "-o", "theta=2.0"], "theta is given twice, 1 and 2.0"),
+        (["check", "rope", "-o", "theta=1", "-o", "theta=1"], "theta is given twice, 1 and 1"),
+        (["train", "rope", *["--set", "dropout=0.1"] * 2], "dropout is given twice, 0.1 and 0.1"),
+        (["memory", "demo", *["--set", "fsdp=true"] * 2], "fsdp is given twice, True and True"),
+    ],
+)
+def test_none_of_two_values_of_one_option_is_dropped_silently(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(words) == 2
+    assert capsys.readouterr().err == f"pe {words[0]}: {said}; give it once\n"
+
+
 def test_a_study_and_papermill_find_an_encoding_in_the_working_folder(tmp_path: Path) -> None:
     """A console script does not look for modules where it is called (`pe train` did)."""
     (tmp_path / "hidden_here.py").write_text(
@@ -113,13 +131,16 @@ def test_a_study_and_papermill_find_an_encoding_in_the_working_folder(tmp_path: 
     notebook = ROOT / "notebooks" / "train.ipynb"
     for words in (
         ["pe", "study", "mine.yaml", "--dry-run"],
+        ["pe", "memory", "demo", "--gib", "8", "--set", "pe=hidden_here:Mine", "--set", "steps=0"],
+        ["pe", "speed", "--encodings", "hidden_here:Mine", "--lengths", "0"],
         ["papermill", notebook, "-p", "pe", "hidden_here:Mine", "-p", "corpus", "nowhere"],
     ):
         log = tmp_path / words[0]
         ended = Program(*words, cwd=tmp_path, log=log, environment=environment).end()
         assert "cannot be imported" not in ended.stderr, ended.stderr
         # papermill ends at the corpus, which is looked for after the encoding is made
-        assert "mine " in ended.stdout or "unknown corpus 'nowhere'" in ended.stderr
+        said = ended.stdout + ended.stderr
+        assert any(end in said for end in ("mine ", "unknown corpus 'nowhere'", *ENDS)), said
 
 
 def test_a_temperature_is_not_listed_among_what_hides_keys(

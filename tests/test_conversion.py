@@ -149,8 +149,12 @@ def test_wrong_options_are_refused() -> None:
         convert(model, "nope", joint_norm="v")
     with pytest.raises(ValueError, match="softmax_scale: expected a finite number above 0"):
         convert(model, "nope", softmax_scale=-1.0)
-    with pytest.raises(ValueError, match="context_length: expected 1 or more tokens, got 0"):
-        convert(model, "yarn", context_length=0)
+    for wrong in (0, -1, 64.5, "64", True):
+        with pytest.raises(ValueError, match=f"context_length: .* at least 1, got {wrong!r}"):
+            convert(model, "yarn", context_length=wrong)  # type: ignore[arg-type]
+    for wrong in (-1, "a", 2**63):
+        with pytest.raises(ValueError, match=f"seed: expected a whole number .*, got {wrong!r}"):
+            convert(model, "t5", seed=wrong)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="a model of pe.model, not a Linear"):
         convert(torch.nn.Linear(2, 2), "nope")  # type: ignore[type-var]
 

@@ -56,6 +56,33 @@ FORMATS: dict[str, Callable[[Path, list[str]], object]] = {
 }
 
 
+def test_files_of_a_folder_that_are_not_read_are_in_the_notes(tmp_path: Path) -> None:
+    folder = tmp_path / "texts"
+    (folder / ".git").mkdir(parents=True)
+    for name in (
+        "a.txt",
+        "a2.txt",
+        "b.TXT",
+        "c.md",
+        "d.md",
+        "e.csv",
+        "LICENSE",
+        ".hidden",
+        ".git/f.md",
+    ):
+        (folder / name).write_text(f"this is {name}\n")
+    documents = read(str(folder), tmp_path / "work")
+    assert documents.names == ["a.txt", "a2.txt", "b.TXT"]
+    assert sorted(documents.notes) == [
+        "1 documents left out: files ending in .csv",
+        "1 documents left out: files without an ending",
+        "2 documents left out: files ending in .md",
+    ]
+    before = open_corpus(str(folder))[0].identity()
+    (folder / "g.md").write_text("one more")
+    assert open_corpus(str(folder))[0].identity() != before, "the notes would be old"
+
+
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_local_file_gives_its_texts_unchanged(name: str, tmp_path: Path) -> None:
     FORMATS[name](tmp_path / name, TEXTS)

@@ -308,9 +308,27 @@ def test_a_sample_longer_than_the_last_position_is_refused_in_one_line(
     prompt = "the cat"
     used = len(load_tokenizer(run)(prompt)["input_ids"])
     assert pe.sample(run, prompt, tokens=33 - used).startswith(prompt)
-    for tokens in (34 - used, 0):
-        with pytest.raises(ValueError, match=f"tokens: {tokens} after a prompt of {used}.*1 to"):
-            pe.sample(run, prompt, tokens=tokens)
+    with pytest.raises(ValueError, match=f"tokens: {34 - used} after a prompt of {used}.*1 to"):
+        pe.sample(run, prompt, tokens=34 - used)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"prompt": 3}, "prompt: expected a text, got 3"),
+        ({"prompt": ["a"]}, r"prompt: expected a text, got \['a'\]"),
+        ({"tokens": 0}, "tokens: expected a whole number of at least 1, got 0"),
+        ({"tokens": 2.5}, "tokens: expected a whole number of at least 1, got 2.5"),
+        ({"tokens": True}, "tokens: expected a whole number of at least 1, got True"),
+        ({"seed": -1}, "seed: expected a whole number from 0 to .*, got -1"),
+        ({"seed": "x"}, "seed: expected a whole number from 0 to .*, got 'x'"),
+    ],
+)
+def test_a_sample_names_an_argument_of_the_wrong_kind(
+    trained: Callable[..., Run], arguments: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ValueError, match=said):
+        pe.sample(trained(), **arguments)
 
 
 def test_logits_that_are_not_finite_write_no_text(trained: Callable[..., Run]) -> None:

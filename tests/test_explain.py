@@ -708,11 +708,13 @@ def test_the_command_prints_markdown_json_and_settings(tmp_path, capsys):
 def test_the_command_refuses_in_one_line(tmp_path, capsys):
     (tmp_path / "config.json").write_text(json.dumps(QWEN3))
     assert main(["explain", str(tmp_path), "--length", "100"]) == 2
+    assert main(["explain", str(tmp_path), "--json", "--method", "pi"]) == 2
     assert main(["explain", str(tmp_path), "--method", "yarn_dynamic"]) == 2
     assert main(["explain", str(tmp_path), "--method", "yran"]) == 2
     lines = capsys.readouterr().err.splitlines()
-    assert [line.startswith("pe explain: ") for line in lines] == [True] * 3
-    assert "did you mean 'yarn'" in lines[2]
+    assert [line.startswith("pe explain: ") for line in lines] == [True] * 4
+    assert "--json has no effect with --method pi" in lines[1]
+    assert "did you mean 'yarn'" in lines[3]
     for text in ("128kk", "-1", "0", "k", "1.5k", "long"):
         assert main(["explain", str(tmp_path), "--length", text]) == 2
         assert "such as 131072 or 128k" in capsys.readouterr().err

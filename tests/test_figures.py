@@ -262,6 +262,22 @@ def test_a_figure_of_no_runs_says_so(figure: str) -> None:
         getattr(figures, figure)([])
 
 
+def test_a_figure_of_something_else_than_runs_says_so(study: list[runs.Run]) -> None:
+    for given in ("demo", study[0], ["demo"]):
+        with pytest.raises(TypeError, match="a list of runs, as pe.runs.find.. makes one, got"):
+            figures.loss_curves(given)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="num_layers: expected .* at least 1, got 0"):
+        figures.schedule("rope, nope", 0)
+
+
+def test_no_svg_is_written_under_the_name_of_another_format(
+    tmp_path: Path, study: list[runs.Run]
+) -> None:
+    with pytest.raises(ValueError, match=r"loss.png: figures are written as SVG; give a name"):
+        figures.save(figures.loss_curves(study), tmp_path / "loss.png")
+    assert not list(tmp_path.glob("*.png"))
+
+
 def test_captions_name_every_run(study: list[runs.Run]) -> None:
     shown = figures.caption(study)
     assert all(run.name in shown for run in study)

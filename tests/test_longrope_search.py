@@ -335,8 +335,11 @@ def test_a_search_changes_no_model_but_its_own(run: Run) -> None:
     ("factor", "options", "message"),
     [
         (1.0, {}, "factor: expected a finite number above 1, got 1.0"),
-        (4.0, {"population": 3}, "population 3: expected at least 0 iterations and "),
-        (4.0, {"iterations": -1}, "iterations -1"),
+        (4.0, {"population": 3}, "population: expected a whole number of at least 4, got 3"),
+        (4.0, {"population": "many"}, "population: expected .* at least 4, got 'many'"),
+        (4.0, {"iterations": -1}, "iterations: expected a whole number of at least 0, got -1"),
+        (4.0, {"windows": 1.5}, "windows: expected a whole number of at least 1, got 1.5"),
+        (4.0, {"seed": "q"}, "seed: expected a whole number from 0 to .*, got 'q'"),
         (4.0, {"spec": "yarn"}, "'yarn' has no longrope in it"),
         (4.0, {"spec": "longrope+pope"}, "longrope changes RoPE's frequencies, and pope"),
         (4.0, {"magnitude": "us"}, "magnitude 'us'"),

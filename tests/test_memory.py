@@ -264,10 +264,13 @@ def test_the_command_lists_what_fits(capsys: pytest.CaptureFixture[str]) -> None
     assert cli.main(["memory", "1200m", "--gib", "8"]) == 1
     assert cli.main(["memory", "1200m"]) == 2, "which GPU?"
     assert "--gib 80" in capsys.readouterr().err
+    assert cli.main(["memory", "1200m", "--gib", "inf"]) == 2
     assert cli.main(["memory", "1200m", "--gib", "0"]) == 2
     assert "--gib: expected the memory of a GPU, more than 0, got 0" in capsys.readouterr().err
     assert cli.main(["memory", "paper", "--processes", "3", "--gib", "80"]) == 2
-    assert "batch_size 64 does not divide among 3 processes" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "batch_size 64 does not divide among 3 processes" in said
+    assert "--processes" in said
 
 
 def test_a_training_far_beyond_the_memory_is_refused_before_it_begins(tmp_path: Path) -> None:

@@ -168,6 +168,11 @@ def test_training_without_rotation_lowers_the_loss_and_saves_a_model_that_loads(
     ("change", "message"),
     [
         ({"model": None}, "expected a folder"), ({"model": "nowhere"}, "no such file"),
+        ({"pe": "nope", "factor": 4.0}, "'nope' has no option 'factor'"),
+        ({"batch_size": 4}, "batch_size: 4 has no effect without training; give steps"),
+        ({"learning_rate": 1e-3}, "learning_rate: 0.001 has no effect without training"),
+        ({"context_length": 64}, "context_length: 64 has no effect without training"),
+        ({"compiled": False}, "compiled: False has no effect without training"),
         ({"pe": "yarm"}, "unknown encoding 'yarm'"), ({"lengths": "32,64"}, "leaves no context"),
         ({"lengths": "1k"}, "whole numbers"),
         ({"factor": 2.0, "pe_options": {"factor": 4.0}}, "give it once"),

@@ -125,6 +125,7 @@ def test_from_dict_refuses_what_it_does_not_know() -> None:
         ({"steps": True}, "steps: expected a whole number, got True"),
         ({"steps": 0}, "steps: expected at least 1, got 0; only a run with start_from"),
         ({"learning_rate": "1e-3"}, "learning_rate: expected a number, got '1e-3'; write 0.001"),
+        ({"dropout": "nan"}, "dropout: expected a number, got 'nan'$"),
         ({"learning_rate": float("nan")}, "learning_rate: expected a number, got nan"),
         ({"weight_decay": float("inf")}, "weight_decay: expected a number, got inf"),
         ({"weight_decay": -0.1}, "weight_decay: expected 0 or more"),

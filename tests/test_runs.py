@@ -332,6 +332,16 @@ def test_runs_are_looked_for_where_the_environment_says(
     assert [r.directory for r in runs.find()] == [run.directory]
     monkeypatch.delenv("PE_RUNS")
     assert runs.root() == Path(__file__).parent.parent / "runs"
+    for study in ("..", ".", "*", f"{run.study}/"):
+        with pytest.raises(RunError, match="unknown study"):
+            runs.find(tmp_path, study)
+    for study in ("", 3):
+        with pytest.raises(RunError, match=f"study: expected the name of a folder .*{study!r}"):
+            runs.find(tmp_path, study)  # type: ignore[arg-type]
+    monkeypatch.setenv("PE_RUNS", str(tmp_path))
+    with pytest.raises(RunError, match=f"for a study write study='{run.study}'"):
+        runs.find(run.study)
+    monkeypatch.delenv("PE_RUNS")
     with pytest.raises(RunError, match="nosuch: there is no such folder of runs"):
         runs.load(tmp_path / "nosuch")
 

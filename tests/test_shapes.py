@@ -68,6 +68,8 @@ def test_one_factor_for_each_of_four_heads_is_not_given_to_one() -> None:
         ({"layer_input": [1]}, "layer_input: .* one vector per key, got a list"),
         ({"mask": torch.ones(2, 1, 6, 6).bool()}, r"mask of shape \(2, 1, 6, 6\) does not fit"),
         ({"layer_input": torch.zeros(1, 5, 64)}, "layer_input: .* one vector per key"),
+        ({"q": torch.zeros(1, 4, 6, 16).half()}, "expected one dtype, got torch.float16, torch.fl"),
+        ({"v": torch.zeros(1, 2, 6, 16).double()}, "32, torch.float32 and torch.float64; convert"),
     ],
     ids=lambda given: str(given)[:40],
 )

@@ -21,6 +21,7 @@ from pe import cli
 from pe._errors import StudyFailed
 from pe.notebooks.parameters import configure
 from pe.recipes.command import notebook_command, notebook_parameters
+from pe.runs import RunError
 from pe.study import load_plan, queue, run_study, worker
 from pe.study.show import rows, text
 from pe.study.worker import execute
@@ -147,6 +148,14 @@ def test_a_file_that_is_no_study_is_refused_by_name(
         (
             "{runs: {a: {pe: rope, rates: [1.0e-3, 1.0000001e-3]}}}",
             "runs.a@0.001: two runs have the label 'a@0.001'",
+        ),
+        (
+            "{runs: {a: {pe: rope}}, rates: [1.0e-3], set: {learning_rate: 2.0e-3}}",
+            "set.learning_rate: has no effect, because each run has a sweep of it",
+        ),
+        (
+            "{runs: {a: {pe: t5, encoding_rates: [1, 10]}}, set: {encoding_rate: 3.0}}",
+            "set.encoding_rate: has no effect, because each run has a sweep of it",
         ),
         (
             "{runs: {a: {pe: rope}, b: {pe: nope, start: {run: mine/a, at: end}}}}",
@@ -286,10 +295,36 @@ def test_a_study_from_python_checks_its_runs_before_the_first(
     plan = load_plan(write(tmp_path, {"rope": {"pe": "rope"}, "wrong": {"pe": "rpoe"}}))
     with pytest.raises(ValueError, match="did you mean 'rope'"):
         run_study(plan, notebooks=False)
-    for workers, message in ((0, "workers: expected 1 or more, got 0"), (3, "no effect with an a")):
+    with pytest.raises(ValueError, match="workers: 3 has no effect with an address"):
+        run_study(plan[:1], address="tcp://host:8786", workers=3)
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"workers": 0}, "workers: expected a whole number of at least 1, got 0"),
+        ({"workers": 1.5}, "workers: expected a whole number of at least 1, got 1.5"),
+        ({"retries": -1}, "retries: expected a whole number of at least 0, got -1"),
+        ({"retries": 1.5}, "retries: expected a whole number of at least 0, got 1.5"),
+        ({"until": "x"}, "until: expected seconds, 0 or more, got 'x'"),
+    ]
+    for arguments, message in wrong:
         with pytest.raises(ValueError, match=message):
-            run_study(plan[:1], address="tcp://host:8786" if workers else None, workers=workers)
+            run_study(plan[:1], **arguments)
+    with pytest.raises(ValueError, match="study: expected a name or the path .*, got 3"):
+        load_plan(3)  # type: ignore[arg-type]
     assert not own_runs.exists()
+
+
+def test_a_script_whose_workers_import_it_is_told_what_to_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Dask's processes import the script, and each tried to start workers of its own."""
+    distributed = pytest.importorskip("distributed")
+
+    def refuse(**_: Any) -> None:
+        raise RuntimeError("Nanny failed to start.")
+
+    monkeypatch.setattr(distributed, "LocalCluster", refuse)
+    plan = load_plan(write(tmp_path, {"rope": {"pe": "rope"}}))
+    with pytest.raises(RunError, match=r"under `if __name__ == '__main__':`"):
+        run_study(plan)
 
 
 def test_an_unknown_study_names_the_nearest() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -62,6 +63,21 @@ def test_seeds_are_pooled_for_counts_and_give_an_interval_for_means(tmp_path: Pa
     lines = book_records.lines(markdown.table([found], ["ppl@1x"]))
     assert lines[0] == ["run", "seeds", "1×"]
     assert lines[1] == ["RoPE", "0, 1, 2", "22.2<br>(17.3–28.5)"]  # e to 3, 3.1 and 3.2 on average
+
+
+def test_no_interval_of_a_speed_or_a_time_reaches_below_zero(tmp_path: Path) -> None:
+    speeds = {0: 1_000.0, 1: 40_000.0}
+    seeds = []
+    for seed, speed in speeds.items():
+        run = row(tmp_path, "rope", seed=seed).runs[0]
+        record = json.loads((run.directory / "run.json").read_text())
+        record["training"]["tokens_per_second"] = speed
+        (run.directory / "run.json").write_text(json.dumps(record))
+        seeds.append(runs.Run(run.directory))
+    cell = measure(results.Row("rope", "RoPE", "rope", tuple(seeds)), "tokens_per_second")
+    assert cell.interval is not None
+    assert mean_interval(list(speeds.values())).low < 0 == cell.interval.low
+    assert write(cell, "tokens_per_second").startswith("20,500 (0–")
 
 
 def test_a_small_shift_of_every_window_is_a_difference_and_overlap_is_none(tmp_path: Path) -> None:

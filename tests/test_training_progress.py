@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from tiny_training import lines, spoiled, tiny, train_tiny, weights, with_step
 import pe
 from pe.data import prepare
 from pe.encodings import encoding
+from pe.notebooks import page
 from pe.recipes.recipe import Recipe
 from pe.runs import Run
 from pe.training import trackers
@@ -76,7 +78,23 @@ def test_a_finished_record_tells_what_was_done(shared: Path, tmp_path: Path) -> 
     assert record["model"]["attention"] == "flash"
     fresh = prepare(run.recipe.corpus, run.recipe.vocab_size)
     assert data == fresh.summary()
+    assert data["notes"] == []
     assert not list(run.directory.glob("*.tmp"))
+
+
+def test_what_was_left_out_of_the_text_is_shown_and_recorded_for_each_run(
+    shared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    corpus = tmp_path / "texts"
+    shutil.copytree(shared / "corpus", corpus)
+    (corpus / "chapter.md").write_text("# This file is not read")
+    left_out = "1 documents left out: files ending in .md"
+    for seed in (0, 1):  # the second run reads the cache
+        run = Run(tmp_path / f"run{seed}", tiny(corpus, seed=seed, steps=1, warmup_steps=0))
+        train(run)
+        assert run.read()["data"]["notes"] == [left_out]
+        assert f"{corpus}: {left_out}" in capsys.readouterr().err
+        assert f"{corpus}: {left_out}" in page.trained(run).data
 
 
 def test_the_tokenizer_is_saved_with_the_model(shared: Path, tmp_path: Path) -> None:

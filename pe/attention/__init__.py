@@ -72,9 +72,9 @@ def attend(
 
     Raises:
         TypeError: ``enc`` is not an encoding.
-        ValueError: the backend is unknown or cannot serve this case, or shapes do not fit each
-            other or the encoding. Nothing is broadcast to make them fit. Or positions are below 0,
-            which is checked on the CPU only.
+        ValueError: the backend is unknown or cannot serve this case, or shapes or types do not fit
+            each other or the encoding. Nothing is broadcast or converted to make them fit. Or
+            positions are below 0, which is checked on the CPU only.
     """
     if not isinstance(enc, Encoding):
         raise TypeError(
@@ -87,6 +87,12 @@ def attend(
                 f"{name}: expected a tensor of floating-point numbers, got {kind_of(x)}"
             )
     backend = checked(backend)
+    converted = q.is_cuda and torch.is_autocast_enabled("cuda")  # by torch's attention
+    if len({x.dtype for x in (q, k, v)}) > 1 and not converted:
+        raise ValueError(
+            f"q, k and v: expected one dtype, got {q.dtype}, {k.dtype} and {v.dtype}; convert them "
+            "with .to()"
+        )
     enc.refuse_misfit(q, k)
     if v.dim() != 4 or v.shape[:3] != k.shape[:3]:
         raise ValueError(f"v: expected {(*k.shape[:3], 'width')} as k, got {tuple(v.shape)}")

@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pe._errors import GUIDE
-from pe.data.cache import OnProgress, log, progress_bar
+from pe.data.cache import OnProgress, progress_bar
 from pe.data.corpora import BYTES_PER_TOKEN, HELD_OUT_SHARE, Budget, Corpus
 from pe.data.splits import SPLITS, TEST, TRAIN, VALIDATION
 
@@ -275,7 +275,6 @@ def _cut(
         f"{documents.names[index]} was cut into {parts}, as {len(documents)} document(s) cannot be "
         "split by document"
     )
-    log.warning(note)
     source_split = np.where(documents.source_split < 0, TRAIN, documents.source_split)
     source_split = np.insert(np.delete(source_split, index), [index] * len(splits), splits)
     names = [f"{documents.names[index]}#{SPLITS[split]}" for split in splits]

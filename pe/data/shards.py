@@ -79,7 +79,7 @@ class TokenData:
     end_id: int
     directory: Path
     notes: list[str] = field(default_factory=list)
-    """Sentences about what was left out when the corpus was read."""
+    """Sentences about what was left out, cut or moved when the corpus was read."""
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerFast:
@@ -104,7 +104,7 @@ class TokenData:
                 changed.append(f"the {noun} was {old} and is now {new}")
         return "; ".join(changed) or None
 
-    def summary(self) -> dict[str, str | int]:
+    def summary(self) -> dict[str, str | int | list[str]]:
         """Return the entry ``data`` of a run's record."""
         return {
             "corpus": self.corpus,
@@ -116,6 +116,7 @@ class TokenData:
             "tokenizer": self.tokenizer_name,
             "tokenizer_fingerprint": self.tokenizer_fingerprint,
             "vocab_size": self.vocab_size,
+            "notes": list(self.notes),
         }
 
 

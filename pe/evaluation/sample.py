@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessor, LogitsProcessorList
 
+from pe._errors import LAST_SEED, whole
 from pe.evaluation.load import load_model, load_tokenizer
 from pe.evaluation.scorer import NotFinite
 from pe.runs import Run, checked
@@ -42,18 +43,23 @@ def sample(run: Run, prompt: str = "", tokens: int = 64, seed: int = 0) -> str:
     Raises:
         RunError: the run's weights are not on this machine.
         NotFinite: the model's logits are not finite.
-        ValueError: prompt and continuation take more positions than the encoding has, or
-            ``tokens`` is less than 1.
+        ValueError: prompt and continuation take more positions than the encoding has, ``tokens`` is
+            less than 1, or an argument has another type.
     """
-    model, tokenizer = load_model(checked(run)), load_tokenizer(run)
+    checked(run)
+    if not isinstance(prompt, str):
+        raise ValueError(f"prompt: expected a text, got {prompt!r}")
+    whole("tokens", tokens, 1)
+    whole("seed", seed, most=LAST_SEED)
+    model, tokenizer = load_model(run), load_tokenizer(run)
     ids = tokenizer(prompt)["input_ids"] or [tokenizer.eos_token_id]
     limit = max_positions(model)
     most = None if limit is None else limit - len(ids) + 1  # the last token needs no position
-    if tokens < 1 or (most is not None and tokens > most):
-        expected = "1 or more"
-        if most is not None:
-            expected = f"1 to {most}, because {model.config.pe!r} has {limit} positions"
-        raise ValueError(f"tokens: {tokens} after a prompt of {len(ids)}; expected {expected}")
+    if most is not None and tokens > most:
+        raise ValueError(
+            f"tokens: {tokens} after a prompt of {len(ids)}; expected 1 to {most}, because "
+            f"{model.config.pe!r} has {limit} positions"
+        )
     inputs = torch.tensor([ids], device=model.device)
     torch.manual_seed(seed)
     out = model.generate(

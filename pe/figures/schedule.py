@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from pe._errors import whole
 from pe.figures.axes import PLAIN
 from pe.figures.style import FAINT, GRID, INK, colour, style
 
@@ -55,6 +56,10 @@ def schedule(
     from pe.encodings.core.spec import layer_specs, parse
 
     listed = parse(spec)
+    if num_layers is not None:
+        whole("num_layers", num_layers, 1)
+    if length is not None:
+        whole("length", length, 1)
     times = 1 if num_layers is None else len(layer_specs(spec, num_layers)) // len(listed)
     rows, length = layer_rows(spec, length, **options)
     figure = Figure(figsize=(6.4, 0.85 + 0.22 * max(2, len(rows))), layout="constrained")

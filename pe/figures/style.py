@@ -140,8 +140,18 @@ def darken(text: str) -> str:
 
 
 def save(figure: Figure, path: str | Path) -> Path:
-    """Write a figure as SVG; the file is left alone when its bytes would not change."""
-    target, data = Path(path), svg(figure).encode()
+    """Write a figure as SVG; the file is left alone when its bytes would not change.
+
+    Raises:
+        ValueError: the name has the ending of another format.
+    """
+    target = Path(path)
+    if target.suffix not in ("", ".svg"):
+        raise ValueError(
+            f"{target}: figures are written as SVG; give a name that ends in .svg, or write other "
+            "formats by figure.savefig(path)"
+        )
+    data = svg(figure).encode()
     if not target.exists() or target.read_bytes() != data:
         target.write_bytes(data)
     return target

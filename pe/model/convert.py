@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from pe._errors import LAST_SEED, whole
 from pe.encodings import Encoding, FrequencyTransform
 from pe.encodings.core.change import changed_options
 from pe.model.decoder import PEForCausalLM, PEModel
@@ -54,16 +55,17 @@ def convert(
     Raises:
         ValueError: the encoding or an option is unknown, parts cannot be combined, the model is
             not one of this package, ``spec`` changes frequencies and the model has none, an option
-            changes the shape of parameters that are to be taken over, or ``context_length`` is
-            below 1.
+            changes the shape of parameters that are to be taken over, or ``context_length`` or
+            ``seed`` is no whole number in its range.
     """
     if not isinstance(model, (PEModel, PEForCausalLM)):
         raise ValueError(
             f"convert takes a model of pe.model, not a {type(model).__name__}; load it with "
             "AutoModelForCausalLM.from_pretrained from a run's checkpoint"
         )
-    if context_length is not None and context_length < 1:
-        raise ValueError(f"context_length: expected 1 or more tokens, got {context_length}")
+    whole("seed", seed, most=LAST_SEED)
+    if context_length is not None:
+        whole("context_length", context_length, 1)
     config = model.config
     length = config.max_position_embeddings
     own_length = None if context_length in (None, length) else length

@@ -129,7 +129,8 @@ def trained(run: Run) -> Markdown:
             f" in {duration(t['wall_seconds'])}: {t['tokens_per_second']:,.0f} tokens/s"
             f"{mfu} on {machine['name']}"
         )
-    notes = "".join(f"\n\n*{note}*" for note in record.get("notes", []))
+    left_out = [f"{record['data']['corpus']}: {n}" for n in record["data"].get("notes", [])]
+    notes = "".join(f"\n\n*{note}*" for note in [*left_out, *record.get("notes", [])])
     return show(
         f"Trained {model['parameters']:,} parameters ({model['encoding_parameters']:,} of them the "
         f"encoding's) for {t['steps']:,} steps{pace}. "

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 import torch
 from accelerate import init_empty_weights
+from pydantic import ValidationError
 from torch import Tensor
 from transformers import (
     AutoConfig,
@@ -30,8 +31,9 @@ from transformers import (
     PreTrainedModel,
 )
 
+from pe._errors import LAST_SEED, explain, one_line, whole
 from pe.encodings import Encoding, layer_encodings
-from pe.encodings.core.options import options_of, takes
+from pe.encodings.core.options import CONTEXT, options_of, takes
 from pe.encodings.core.parts import layer_classes, part_classes, stated_options, takes_option
 from pe.encodings.core.registry import lookup
 from pe.encodings.core.spec import joined, parse
@@ -161,8 +163,8 @@ class AdaptedLoader:
         """Return the host with its weights, adapted as it was when it was saved.
 
         Raises:
-            ValueError: there is no such folder on this machine, or it does not have all weights
-                of the class that is asked for.
+            ValueError: there is no such folder on this machine, its config.json is damaged, or it
+                does not have all weights of the class that is asked for.
         """
         from safetensors import safe_open
 
@@ -170,8 +172,15 @@ class AdaptedLoader:
         if not where.is_dir():
             raise ValueError(f"{where}: no such folder; download what pe.adapt saved first")
         config = AdaptedConfig.from_pretrained(where) if config is None else config
-        made = Adaptation(**config.adaptation)
-        own = AutoConfig.for_model(**saved_host(vars(config)))
+        try:
+            made = Adaptation.model_validate(config.adaptation)
+            saved = dict(saved_host(vars(config)))
+            own = AutoConfig.for_model(saved.pop("model_type"), **saved)
+        except (ValidationError, KeyError, TypeError) as error:
+            found = explain(error)[0] if isinstance(error, ValidationError) else one_line(error)
+            raise ValueError(
+                f"{where / 'config.json'}: not what pe.adapt saves ({found}); save the model again"
+            ) from error
         with quiet():  # the parameters of encodings are not the host's
             more = kwargs | {"use_safetensors": True, "output_loading_info": True}
             model, info = cls.auto.from_pretrained(where, *args, config=own, **more)
@@ -181,7 +190,8 @@ class AdaptedLoader:
                 f"saved as {', '.join(own.architectures or ('another class',))}"
             )
         host = host_of(read(model))
-        _hook(model, host, made, _encodings(host, made.spec, made.layers, made.options))
+        chosen = _layers(host, made.spec, made.layers)
+        _hook(model, host, made, _encodings(host, made.spec, chosen, made.options))
         learned: dict[str, Tensor] = {}
         for file in sorted(where.glob("*.safetensors")):
             with safe_open(file, "pt") as weights:
@@ -237,6 +247,9 @@ def adapt(
             smaller factor. The message is one line.
     """
     _refuse_others(model)
+    if plain is not None and not isinstance(plain, bool):
+        raise ValueError(f"plain: expected True, False or None, got {plain!r}")
+    whole("seed", seed, most=LAST_SEED)
     new: Model = _sharing_weights(model)
     host = host_of(read(new))
     chosen = _layers(host, spec, layers)
@@ -305,11 +318,15 @@ def _decoder(model: Any) -> Any:
 def _layers(host: Host, spec: str | None, layers: Sequence[int] | None) -> tuple[int, ...]:
     number = len(host.layers)
     if layers is not None:
-        if not isinstance(layers, Sequence) or not layers or set(layers) - set(range(number)):
+        try:
+            chosen = {whole("layers", layer, most=number - 1) for layer in layers}
+        except (TypeError, ValueError):  # no list, or something else in it
+            chosen = set()
+        if not chosen or len(chosen) < len(layers):
             raise ValueError(
-                f"layers: expected some of 0 to {number - 1} in a list, got {layers!r}"
+                f"layers: expected some of 0 to {number - 1} in a list, each once, got {layers!r}"
             )
-        return tuple(sorted(set(map(int, layers))))
+        return tuple(sorted(chosen))
     if spec is not None and len(parse(spec)) > 1:
         return tuple(range(number))
     rotating = [i for i, layer in enumerate(host.layers) if layer.rope is not None]
@@ -323,6 +340,9 @@ def _options(
     host: Host, spec: str | None, length: int | None, options: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return ``options``, and the factor that follows from ``length``."""
+    for name in options:
+        if name in CONTEXT and name != "original_length":
+            raise ValueError(f"{name} follows from the model's sizes and is not an option")
     if spec is None:
         if options or length is not None:
             raise ValueError(WITHOUT_EFFECT.format(next(iter(options), "length")))

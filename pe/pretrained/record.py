@@ -23,6 +23,8 @@ from pe.runs.parameters import (
     whole_numbers_in,
 )
 
+BATCH_SIZE, LEARNING_RATE = 8, 1e-4
+
 
 class PretrainedRun(Folder):
     """The folder of one trial. Its record is pretrained.json."""
@@ -67,8 +69,8 @@ def configure_pretrained(
     prompts: Whole = 11,
     steps: Whole = 0,
     context_length: Count | None = None,
-    batch_size: Count = 8,
-    learning_rate: Positive = 1e-4,
+    batch_size: Count = BATCH_SIZE,
+    learning_rate: Positive = LEARNING_RATE,
     seed: Whole = 0,
     compiled: Switch | None = None,
     study: str = "pretrained",
@@ -82,8 +84,9 @@ def configure_pretrained(
 
     Raises:
         ValueError: the model cannot be explained (`pe.explain` says why), an unknown encoding or
-            option, or lengths that are too short.
+            option, lengths that are too short, or a setting of training without steps.
     """
+    from pe.encodings.core.options import refuse_unknown_options
     from pe.encodings.core.parts import part_classes
     from pe.pretrained.explain import explain
 
@@ -91,12 +94,22 @@ def configure_pretrained(
     if not model:
         raise ValueError("model: expected a folder or a gguf file, as in -p model PATH")
     trained = explain(model).training.tokens
-    part_classes(pe := spaced(pe))  # refuses unknown names
+    parts = part_classes(pe := spaced(pe))  # refuses unknown names
     options = dict(pe_options or {})
     if factor is not None:
         if "factor" in options:
             raise ValueError("factor: it is also in pe_options; give it once")
         options["factor"] = factor
+    refuse_unknown_options(pe, list(parts.values()), options)
+    if not steps:
+        for name, value, usual in (
+            ("context_length", context_length, None), ("batch_size", batch_size, BATCH_SIZE),
+            ("learning_rate", learning_rate, LEARNING_RATE), ("compiled", compiled, None),
+        ):  # fmt: skip
+            if value != usual:
+                raise ValueError(
+                    f"{name}: {value!r} has no effect without training; give steps, or leave it out"
+                )
     asked = sorted(set(whole_numbers_in(lengths, "lengths")))
     asked = asked or _lengths(trained, factor, target_tokens)
     if short := [length for length in asked if length <= target_tokens]:

@@ -82,7 +82,8 @@ def _what_decides(record: Mapping[str, Any], variant: str) -> list[Any]:
     names += ["pe", "options", "seed"] if variant == "adapted" else []
     settings = [record["settings"][name] for name in names]
     machine = record["code"]["files"], record["versions"], record["hardware"]["name"]
-    return [*settings, record["data"], record["precision"], *machine]
+    data = {name: value for name, value in record["data"].items() if name != "notes"}
+    return [*settings, data, record["precision"], *machine]
 
 
 class _Trial:
@@ -104,6 +105,8 @@ class _Trial:
             self.run, self.model.config.get_text_config(decoder=True), str(folder), vocabulary
         )
         data = prepare(s.corpus, vocabulary, str(folder), on_progress=self.progress.show)
+        for note in data.notes:
+            self.progress.show(f"{s.corpus}: {note}", last=True)
         self.scorer = Scorer(Judged(self.model), data, self.recipe)  # type: ignore[arg-type]
         new = pe.adapt(self.model, s.pe, seed=s.seed, **self._options(data))
         self.record = record or self._begin(data, new)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pe.results import intervals, quantities
 from pe.results.intervals import Interval
@@ -60,7 +60,10 @@ def measure(row: Row, quantity: str) -> Cell:
         return Cell(interval.value, interval, limit=limit)
     if len(set(values)) < 2:
         return Cell(values[0])
-    return Cell(statistics.fmean(values), intervals.mean_interval(values))
+    interval = intervals.mean_interval(values)
+    if quantity in quantities.QUANTITIES:  # losses, times, rates, counts: none is below 0
+        interval = replace(interval, low=max(interval.low, 0.0))
+    return Cell(statistics.fmean(values), interval)
 
 
 def _of_perplexities(

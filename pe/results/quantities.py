@@ -103,7 +103,7 @@ def significant(value: float) -> str:
 
 def rounded(value: float) -> str:
     """Write three significant digits of a rate: ``1,630,000``."""
-    return significant(float(f"{value:.3g}"))
+    return significant(float(f"{value:.3g}")) if value else "0"
 
 
 def whole(value: float) -> str:

@@ -89,11 +89,18 @@ def rows(study: str, runs: Sequence[RunLike], plan: Sequence[Planned] | None = N
 
 
 def grouped(runs: Iterable[RunLike]) -> list[Row]:
-    """Return one row per set of runs that differ only in their seed, in the registry's order."""
+    """Return one row per set of runs that differ only in their seed, in the registry's order.
+
+    Raises:
+        TypeError: something else than runs is given, or a run without a list.
+    """
     from pe.encodings import in_order
 
+    listed: list[Any] = list(runs) if hasattr(runs, "__iter__") else [None]
+    if not all(hasattr(run, "read") for run in listed):
+        raise TypeError(f"expected a list of runs, as pe.runs.find() makes one, got {runs!r}")
     members: dict[str, list[RunLike]] = {}
-    for run in runs:
+    for run in listed:
         setting = json.dumps(_setting(run.read()["recipe"]), sort_keys=True)
         members.setdefault(setting, []).append(run)
     groups = [_row(str(of[0].read()["pe"]), of) for of in members.values()]

@@ -53,11 +53,15 @@ def folders_with(
         RunError: no such folder, or no such study in it; the nearest name is given. Or ``path`` is
             the folder of a single study or record.
     """
+    if study is not None and not (isinstance(study, str) and study):
+        raise RunError(f"study: expected the name of a folder of runs, got {study!r}")
     base = Path(path) if path is not None else root()
     if not base.is_dir():
-        raise RunError(f"{base}: there is no such folder of runs; pe train makes the first one")
-    if study is not None and not any(folder.is_dir() for folder in base.glob(study)):
-        known = sorted(p.name for p in base.iterdir() if p.is_dir() and not p.name.startswith("."))
+        named = isinstance(path, str) and (root() / path).is_dir()
+        hint = f"for a study write study={path!r}" if named else "pe train makes the first one"
+        raise RunError(f"{base}: there is no such folder of runs; {hint}")
+    known = sorted(p.name for p in base.iterdir() if p.is_dir() and not p.name.startswith("."))
+    if study is not None and study not in known:
         raise RunError(f"{unknown('study', study, known)} (in {base})")
     folders = {file.parent for name in files for file in base.glob(f"{study or '*'}/*/{name}")}
     if not folders and study is None:

@@ -15,6 +15,7 @@ import tempfile
 
 from filelock import FileLock
 
+from pe._errors import whole
 from pe.training import processes
 
 MUTEX = "PE_GPU_MUTEX"
@@ -48,13 +49,11 @@ def workers_here(workers: int | None = None) -> int:
         workers: what was asked for; None: one per GPU, or one without a GPU.
 
     Raises:
-        ValueError: less than one was asked for.
+        ValueError: what was asked for is no whole number above 0.
     """
     if workers is None:
         return len(visible_gpus()) or 1
-    if workers < 1:
-        raise ValueError(f"workers: expected 1 or more, got {workers}; leave it out for a default")
-    return workers
+    return whole("workers", workers, 1)
 
 
 def mutex_of(device: str) -> str:

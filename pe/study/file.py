@@ -176,6 +176,21 @@ class StudyFile(AnyStudy):
                 )
         return self
 
+    @model_validator(mode="after")
+    def _rates_of_no_run(self) -> Self:
+        """Refuse a rate for all runs where each has a sweep of its own or the study's."""
+        each = self.runs.values()
+        for field, swept in (
+            ("learning_rate", self.rates or all(entry.rates for entry in each)),
+            ("encoding_rate", all(entry.encoding_rates for entry in each)),
+        ):
+            if swept and field in self.set:
+                raise ValueError(
+                    f"set.{field}: has no effect, because each run has a sweep of it; leave one of "
+                    "the two out"
+                )
+        return self
+
     def merged(self, values: dict[str, Any], small: Mapping[str, Any]) -> dict[str, Any]:
         """Return the values of the study, with those of its part ``mini``.
 

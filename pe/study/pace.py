@@ -14,12 +14,12 @@ class Deadline:
     """The time by which runs have to end, in seconds from now on; infinity is no limit.
 
     Raises:
-        ValueError: ``seconds`` is negative or NaN.
+        ValueError: ``seconds`` is negative, NaN or no number.
     """
 
     def __init__(self, seconds: float) -> None:
-        if not seconds >= 0:
-            raise ValueError(f"until: expected seconds, 0 or more, got {seconds}")
+        if not isinstance(seconds, int | float) or not seconds >= 0:
+            raise ValueError(f"until: expected seconds, 0 or more, got {seconds!r}")
         self.seconds, self.begun = seconds, time.monotonic()
 
     def passed(self) -> float:

@@ -25,8 +25,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from pe._errors import StudyFailed
-from pe.runs import root
+from pe._errors import StudyFailed, one_line, whole
+from pe.runs import RunError, root
 from pe.study.devices import MUTEX, mutex_of, visible_gpus, workers_here
 from pe.study.pace import Deadline, Pace
 from pe.study.parents import with_retrained_parents
@@ -67,10 +67,10 @@ def run_study(
     Raises:
         StudyFailed: runs failed; all others are done.
         ValueError: an encoding or a corpus is unknown, workers are given together with an address,
-            there are more workers than GPUs, or ``until`` is not a time. Nothing has been run.
+            there are more workers than GPUs, or a number is none. Nothing has been run.
         RunError: a run starts from a run of another study that does not exist, the code of an
-            encoding has changed since its run was trained, or a run is to keep steps that it has
-            passed already.
+            encoding has changed since its run was trained, a run is to keep steps that it has
+            passed already, or the workers cannot be started.
     """
     if address is not None and workers is not None:
         raise ValueError(
@@ -79,6 +79,8 @@ def run_study(
         )
     if not all(isinstance(planned, Planned) for planned in plan):
         raise TypeError(f"expected a plan, got {plan!r}; pe.load_plan makes one of a study's name")
+    whole("retries", retries)
+    workers = None if workers is None else whole("workers", workers, 1)
     deadline, listed = Deadline(until), with_retrained_parents(plan)
     todo = [p for p in listed if not p.done()]
     states = {p.key: "waiting" if p in todo else "done" for p in listed}
@@ -217,6 +219,7 @@ def connect(address: str | None, workers: int | None) -> Iterator[tuple[Client, 
 
     Raises:
         ValueError: more workers are asked for than there are GPUs.
+        RunError: the workers do not start.
     """
     from distributed import Client, LocalCluster
 
@@ -229,10 +232,16 @@ def connect(address: str | None, workers: int | None) -> Iterator[tuple[Client, 
     count = workers_here(workers)
     if devices and count > len(devices):
         raise ValueError(f"workers: {count} were asked for and {len(devices)} GPUs are visible")
-    cluster = LocalCluster(
-        n_workers=count, threads_per_worker=2 if devices else 1, memory_limit=0,
-        dashboard_address=":0",
-        silence_logs=logging.CRITICAL,  # failures are reported once, at the end
-    )  # fmt: skip
+    try:
+        cluster = LocalCluster(
+            n_workers=count, threads_per_worker=2 if devices else 1, memory_limit=0,
+            dashboard_address=":0",
+            silence_logs=logging.CRITICAL,  # failures are reported once, at the end
+        )  # fmt: skip
+    except RuntimeError as error:
+        raise RunError(
+            f"the workers did not start ({one_line(error)}). Each imports the script that calls "
+            "pe.run_study, so a script has to make this call under `if __name__ == '__main__':`"
+        ) from error
     with cluster, Client(cluster) as client:
         yield client, devices

@@ -95,6 +95,8 @@ def study_file(study: str, below: str = "") -> Path:
     Raises:
         ValueError: there is no such file.
     """
+    if not isinstance(study, str | Path):
+        raise ValueError(f"study: expected a name or the path of a YAML file, got {study!r}")
     path = Path(study)
     if path.suffix in (".yaml", ".yml"):
         if not path.is_file():

@@ -122,7 +122,7 @@ def divided(recipe: Recipe, count: int) -> tuple[int, int]:
     if recipe.batch_size % count:
         raise ValueError(
             f"batch_size {recipe.batch_size} does not divide among {count} processes; choose "
-            f"{processes.PROCESSES} so that it does"
+            f"{processes.PROCESSES} (for pe memory --processes) so that it does"
         )
     windows = recipe.batch_size // count
     micro = min(recipe.micro_batch_size or windows, windows)
@@ -134,6 +134,6 @@ def divided(recipe: Recipe, count: int) -> tuple[int, int]:
     if recipe.fsdp and count == 1:
         raise ValueError(
             "fsdp: spreads a model over processes, and there is one; start several with "
-            f"{processes.PROCESSES}, or leave fsdp out"
+            f"{processes.PROCESSES} (for pe memory --processes), or leave fsdp out"
         )
     return windows, micro

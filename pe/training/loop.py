@@ -361,6 +361,8 @@ class Trainer:
         self.progress.show(f"preparing {r.corpus}", last=True)
         with self.accelerator.main_process_first():
             self.data = data = text_for(r, self.progress.show)
+        for note in data.notes:
+            self.progress.show(f"{r.corpus}: {note}", last=True)
         model = self._initial_model()
         self.config = model.config
         check_evaluation(r, data, model)

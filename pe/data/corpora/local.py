@@ -11,6 +11,7 @@ divided by document.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
@@ -31,15 +32,17 @@ _SPLIT_NAMES = {
 _SPLIT = re.compile(rf"({'|'.join(_SPLIT_NAMES)})(?:[-_.0-9].*)?", re.IGNORECASE)
 
 
-def files_under(root: Path, suffixes: Iterable[str]) -> list[Path]:
-    """Return the files below ``root`` with one of these endings, sorted by relative path.
+def files_under(root: Path) -> list[Path]:
+    """Return the visible files below ``root``, sorted by relative path."""
+    visible = (
+        p for p in root.rglob("*") if not any(s[0] == "." for s in p.relative_to(root).parts)
+    )
+    return sorted((p for p in visible if p.is_file()), key=lambda p: p.relative_to(root).as_posix())
 
-    Endings may be written in capitals.
-    """
-    endings = tuple(suffixes)
-    files = (p for p in root.rglob("*") if p.name.lower().endswith(endings) and p.is_file())
-    visible = (p for p in files if not any(s[0] == "." for s in p.relative_to(root).parts))
-    return sorted(visible, key=lambda p: p.relative_to(root).as_posix())
+
+def is_known(file: Path) -> bool:
+    """Return whether a file has the ending of a known format; it may be written in capitals."""
+    return file.name.lower().endswith(tuple(READERS))
 
 
 def split_of(relative: Path) -> str | None:
@@ -77,8 +80,13 @@ class LocalCorpus(Corpus):
         super().__init__()
         self.name, self.separator = name or str(path), separator
         self.root = path if path.is_dir() else path.parent
-        self.files = [path] if path.is_file() else files_under(path, READERS)
-        if not self.files or not self.files[0].name.lower().endswith(tuple(READERS)):
+        found = [path] if path.is_file() else files_under(path)
+        self.files = [file for file in found if is_known(file)]
+        others = sorted(file.suffix.lower() for file in found if not is_known(file))
+        self.unread = Counter(
+            f"files ending in {e}" if e else "files without an ending" for e in others
+        )
+        if not self.files:
             where = "has none of the endings" if path.is_file() else "holds no file ending in"
             raise ValueError(f"corpus {self.name!r} {where} {', '.join(READERS)}; {GUIDE}")
         if separator and not self._text_files():
@@ -97,10 +105,15 @@ class LocalCorpus(Corpus):
         self.splits = splits if divided else [None] * len(splits)
 
     def identity(self) -> object:
-        """Return the `stamp` of every file, the split that its name says, and the separator."""
+        """Return what decides the texts and the notes about them.
+
+        That is the `stamp` of every file, the split that its name says, the separator, and how many
+        files are not read.
+        """
         files = zip(self.files, self.splits, strict=True)
         stamps = [(*stamp(file), split) for file, split in files]
-        return ["local", stamps, *([self.separator] if self.separator else [])]
+        unread = [self.unread] if self.unread else []  # a note of the record counts them
+        return ["local", stamps, *([self.separator] if self.separator else []), *unread]
 
     def _text_files(self) -> list[Path]:
         return [file for file in self.files if file.name.lower().endswith(".txt")]
@@ -117,6 +130,7 @@ class LocalCorpus(Corpus):
                 f"separator: {self.separator!r} has no effect on corpus {self.name!r}, because no "
                 ".txt file has it; give the one that they have, or leave it out"
             )
+        self.skipped |= self.unread
         for file, split in zip(self.files, self.splits, strict=True):
             yield split, self._documents(file)
 

@@ -25,6 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pe._errors import LAST_SEED, whole
 from pe.data import TokenData
 from pe.data.needles import NeedleText, Prompt
 from pe.encodings.core.frequencies import base_frequencies
@@ -101,14 +102,16 @@ def search_longrope(
         RunError: the run is not complete, its checkpoint is not on this machine, or the file has a
             search with other settings.
         ValueError: no validation document is long enough, the model has no frequencies, or
-            ``critical`` is not one of them or is given without needles.
+            ``critical`` is not one of them or is given without needles, or a number is none or out
+            of its range.
     """
     checked(run)
-    _check(factor, iterations, population, spec)
     settings: dict[str, Any] = {
-        "pe": spec, "factor": float(factor), "magnitude": magnitude, "population": population,
+        "pe": spec, "factor": factor, "magnitude": magnitude, "population": population,
         "seed": seed, "windows": windows,
     }  # fmt: skip
+    _check(settings, iterations)
+    settings["factor"] = float(factor)
     if needles is not None:
         if population <= REACHES:
             raise ValueError(
@@ -148,19 +151,19 @@ def search_factors(
     Returns:
         The best factors, (d/2,).
     """
-    _check(settings["factor"], iterations, settings["population"], settings["pe"])
+    _check(settings, iterations)
     fitness = Fitness.of(recipe, model, data, settings)
     return _Search(folder, settings, fitness, progress).run_to(iterations)
 
 
-def _check(factor: float, iterations: int, population: int, spec: str) -> None:
+def _check(settings: Mapping[str, Any], iterations: int) -> None:
+    factor, spec = settings["factor"], settings["pe"]
     if not (isinstance(factor, int | float) and math.isfinite(factor) and factor > 1):
         raise ValueError(f"factor: expected a finite number above 1, got {factor!r}")
-    if iterations < 0 or population < 4:
-        raise ValueError(
-            f"iterations {iterations}, population {population}: expected at least 0 iterations and "
-            "a population of at least 4"
-        )
+    whole("iterations", iterations)
+    whole("population", settings["population"], 4)
+    whole("windows", settings["windows"], 1)
+    whole("seed", settings["seed"], most=LAST_SEED)
     if "longrope" not in part_classes(spec):
         raise ValueError(f"{spec!r} has no longrope in it; try 'longrope+{spec}'")
 

@@ -51,6 +51,8 @@ class Data(Part):
     """SHA-256 (16 digits) of the tokenizer's files. Not in older records."""
     vocab_size: int
     """Entries of the vocabulary."""
+    notes: list[str] = []
+    """What was left out, cut or moved when the corpus was read. Not in older records."""
 
 
 class Model(Part):
