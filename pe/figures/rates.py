@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import cycle
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -24,15 +25,19 @@ def by_rate(runs: Sequence[RunLike]) -> Figure:
     figure = Figure(figsize=(5.6, 3.2), layout="constrained")
     axes = figure.subplots()
     shown: set[float] = set()
+    dashes: dict[str, Iterator[str]] = {}  # encodings of one colour have different lines
     for sweep in sweeps(runs):
         tried = [run for run in sweep.runs if setting(run)[1] == setting(sweep.best)[1]]
         if len(tried) < 2:
             continue
-        look: dict[str, Any] = {"color": colour(sweep.pe), "marker": marker(sweep.pe)}
+        hue = colour(sweep.pe)
+        look: dict[str, Any] = {"color": hue, "marker": marker(sweep.pe)}
+        dash = next(dashes.setdefault(hue, cycle(("-", "--", ":"))))
         rates = [setting(run)[0] for run in tried]
         shown.update(rates)
         losses = [loss(run) for run in tried]
-        axes.plot(rates, losses, markerfacecolor="none", label=label(sweep.pe), **look)
+        name = label(sweep.pe)
+        axes.plot(rates, losses, linestyle=dash, markerfacecolor="none", label=name, **look)
         axes.plot(setting(sweep.best)[0], loss(sweep.best), linestyle="none", **look)
     handles, _ = axes.get_legend_handles_labels()
     axes.set_xscale("log")
