@@ -291,9 +291,16 @@ def test_qk_norm_makes_logits_blind_to_the_size_of_queries() -> None:
         assert bool(same) == qk_norm
 
 
+WHOLE = ["rope", "alibi", "fox", "longrope", "sinusoidal"]
+"""One for each hook that a model calls."""
+
+
 def test_saving_and_loading_in_another_process(tmp_path: Path) -> None:
-    """The logits of a loaded model, by a program that knows only pe.model."""
-    for name in KINDS:
+    """The logits of a loaded model, by a program that knows only pe.model.
+
+    In the same process it is a law for every encoding.
+    """
+    for name in WHOLE:
         model, ids = small(name), tokens(2, 2 * LENGTH)
         model.save_pretrained(tmp_path / name)
         torch.save({"ids": ids, "logits": model(ids).logits}, tmp_path / name / "expected.pt")
@@ -321,7 +328,7 @@ for name in sys.argv[2:]:
     torch.testing.assert_close(logits, want, msg=name)
 print("datasets" in sys.modules)
 """
-    command = [sys.executable, "-c", code, str(tmp_path), *KINDS]
+    command = [sys.executable, "-c", code, str(tmp_path), *WHOLE]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["begun", "False"], "importing pe.model brings none of these"
@@ -341,10 +348,6 @@ def test_a_model_from_its_configuration_is_initialised(name: str) -> None:
     fresh = PEForCausalLM(config)
     assert all(torch.isfinite(p).all() for p in fresh.parameters())
     assert 0.01 < float(fresh.model.embed_tokens.weight.detach().std()) < 0.04
-
-
-WHOLE = ["rope", "alibi", "fox", "longrope", "sinusoidal"]
-"""One for each hook that can be in the graph of a model."""
 
 
 @pytest.mark.parametrize("name", WHOLE)

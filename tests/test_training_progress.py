@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from model_tools import cheaper
+from model_tools import cheaper, in_a_run, one_per_kind
 from tiny_training import lines, spoiled, tiny, train_tiny, weights, with_step
 
 import pe
@@ -35,10 +35,11 @@ def repeating(shared: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("name", pe.list_encodings())
+@pytest.mark.parametrize("name", one_per_kind(pe.list_encodings(), in_a_run))
 def test_forty_steps_on_a_repeating_text_are_learned(
     tmp_path: Path, repeating: Path, name: str
 ) -> None:
+    """One encoding of each kind: laws check the gradients of all of them."""
     chosen = tiny(
         repeating, pe=name, pe_options=cheaper(name), steps=40, learning_rate=2e-2, batch_size=8,
         context_length=24, num_hidden_layers=1, checkpoint_every=100, validate_every=0,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import runpy
-import subprocess
 import sys
 from pathlib import Path
 
@@ -23,12 +22,14 @@ def unrecorded(*names: str) -> list[str]:
     return [name for name in names if not finished(name)]
 
 
-def test_only_finished_runs_are_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_finished_runs_are_skipped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("PE_RUNS", str(tmp_path))
     names = ("nope", "rope", "yarn", "pope")
-    command = [sys.executable, TOOL, *names]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert done.stdout.split() == list(names)
+    monkeypatch.setattr(sys, "argv", [TOOL, *names])
+    runpy.run_path(TOOL, run_name="__main__")
+    assert capsys.readouterr().out.split() == list(names)
 
     for name in names:
         run = pe.configure(pe=name, recipe="demo")
