@@ -158,8 +158,7 @@ def train(
 
         run = configure(
             encoding, recipe, study, seed, steps, corpus, context_length, batch_size,
-            learning_rate, option_values(option),
-            option_values(override),
+            learning_rate, option_values(option), option_values(override),
         )  # fmt: skip
         # These import torch. Wrong input was refused above, without waiting for it.
         from pe.evaluation.evaluate import evaluate

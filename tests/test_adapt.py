@@ -318,6 +318,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"spec": "yarn", "factr": 4}, "factr"),
     ({"spec": "nope", "layers": [2]}, "expected some of 0 to 1"),
     ({"spec": "nope", "layers": 1}, "expected some of 0 to 1 in a list, each once, got 1"),
+    ({"spec": "nope", "layers": iter([1])}, "expected some of 0 to 1 in a list, each once, got <"),
     ({"spec": "nope", "layers": "1"}, "expected some of 0 to 1 in a list, each once, got '1'"),
     ({"spec": "nope", "layers": [1, 1]}, r"in a list, each once, got \[1, 1\]"),
     ({"spec": "nope", "layers": [1.0]}, r"in a list, each once, got \[1.0\]"),

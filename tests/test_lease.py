@@ -31,6 +31,17 @@ def lease(monkeypatch: pytest.MonkeyPatch) -> Any:
         sys.modules.pop(name, None)
 
 
+@pytest.fixture
+def tokens(lease: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The module that cuts tokens, in an empty repository, with small transfers."""
+    module = lease("tokens")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(module, "TRANSFER", 30_000)
+    monkeypatch.setattr(module, "MARGIN", 1_000)
+    subprocess.run(["git", "init", "-q"], check=True)
+    return module
+
+
 def planned(pe: str = "rope", **fields: Any) -> Planned:
     return Planned(pe, recipe("tiny", pe=pe, **fields), "study")
 
@@ -169,14 +180,7 @@ def test_runs_that_no_place_would_take_are_refused_and_not_waited_for(lease: Any
             runner.main(words)
 
 
-def test_parts_are_cut_to_what_a_transfer_has_room_for_beside_the_tree(
-    lease: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tokens = lease("tokens")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(tokens, "TRANSFER", 30_000)
-    monkeypatch.setattr(tokens, "MARGIN", 1_000)
-    subprocess.run(["git", "init", "-q"], check=True)
+def test_parts_are_cut_to_what_a_transfer_has_room_for_beside_the_tree(tokens: Any) -> None:
     folder, parts = Path(".gpu/lease"), Path(".gpu/lease.parts")
     folder.mkdir(parents=True)
     (folder / "code").write_bytes(b"c" * 2_000)
@@ -197,14 +201,7 @@ def test_parts_are_cut_to_what_a_transfer_has_room_for_beside_the_tree(
         tokens.room(folder, parts)
 
 
-def test_what_a_call_that_was_cut_off_has_left_is_in_no_part(
-    lease: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tokens = lease("tokens")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(tokens, "TRANSFER", 30_000)
-    monkeypatch.setattr(tokens, "MARGIN", 1_000)
-    subprocess.run(["git", "init", "-q"], check=True)
+def test_what_a_call_that_was_cut_off_has_left_is_in_no_part(tokens: Any) -> None:
     folder, parts = Path("lease"), Path("lease.parts")
     folder.mkdir()
     tokens.cut(parts, bytes(range(256)) * 200, "{}", 40_000)

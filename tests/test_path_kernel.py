@@ -55,8 +55,9 @@ def slopes(inputs: list[Tensor], gradient: Tensor, fast: bool) -> list[Tensor]:
 def agree(fast: list[Tensor], exact: list[Tensor], tolerance: float = 3e-6) -> None:
     for name, got, want in zip(("o", "q", "k", "v", "state"), fast, exact, strict=True):
         assert torch.isfinite(got).all(), name
-        error = float((got - want).norm())
-        assert error <= tolerance * float(want.norm()) + 3e-6, (name, error, float(want.norm()))
+        error, size = float((got - want).norm()), float(want.norm())
+        # What is exactly 0 is a difference of equal products, of which their rounding is left.
+        assert error <= (tolerance * size + 1e-6 if size else 3e-6), (name, error, size)
 
 
 @pytest.mark.parametrize("case", [

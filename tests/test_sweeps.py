@@ -76,3 +76,4 @@ def test_the_figure_has_the_encodings_with_several_rates_and_fills_the_best() ->
     ]  # fmt: skip
     assert axes.get_legend_handles_labels()[1] == ["RoPE", "T5"]
     assert [line.get_markerfacecolor() == "none" for line in axes.lines] == [True, False] * 2
+    assert sorted(map(id, figures_rates.shown(runs))) == sorted(map(id, runs[:5]))

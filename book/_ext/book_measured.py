@@ -96,7 +96,7 @@ def figures_of(studies: Studies) -> Figures:
     drawn: Figures = {}
     for sweep in SWEEPS:
         if sweep in studies.runs:
-            tried: list[Any] = studies.runs[sweep]
+            tried = figures_rates.shown(studies.runs[sweep])
             drawn[f"{sweep}-by-rate"] = tried, functools.partial(figures_rates.by_rate, tried)
     if WINDOWS in studies.runs:
         budget = BUDGETS[0][0]

@@ -12,36 +12,49 @@ from matplotlib.ticker import FixedLocator, NullLocator
 from pe.figures.axes import PLAIN, legend
 from pe.figures.style import colour, marker, style
 from pe.results.quantities import RunLike, label
-from pe.results.sweeps import loss, setting, sweeps
+from pe.results.sweeps import Sweep, loss, setting, sweeps
+
+
+def tried(sweep: Sweep) -> Sequence[RunLike]:
+    """Return the runs that a line has: those at the multiple of the best one; none if it is alone.
+
+    The multiple is that at which the encoding's own parameters learn.
+    """
+    runs = [run for run in sweep.runs if setting(run)[1] == setting(sweep.best)[1]]
+    return runs if len(runs) > 1 else []
+
+
+def shown(runs: Sequence[RunLike]) -> list[RunLike]:
+    """Return the runs that `by_rate` shows."""
+    return [run for sweep in sweeps(runs) for run in tried(sweep)]
 
 
 @style()
 def by_rate(runs: Sequence[RunLike]) -> Figure:
     """Draw a line for each encoding that was trained at several rates, with its best rate filled.
 
-    Of an encoding whose own parameters learned at several multiples, the line has the runs at the
-    multiple of its best run. Losses are in nats per token.
+    Losses are in nats per token.
     """
     figure = Figure(figsize=(5.6, 3.2), layout="constrained")
     axes = figure.subplots()
-    shown: set[float] = set()
+    marked: set[float] = set()
     dashes: dict[str, Iterator[str]] = {}  # encodings of one colour have different lines
     for sweep in sweeps(runs):
-        tried = [run for run in sweep.runs if setting(run)[1] == setting(sweep.best)[1]]
-        if len(tried) < 2:
+        line = tried(sweep)
+        if not line:
             continue
         hue = colour(sweep.pe)
         look: dict[str, Any] = {"color": hue, "marker": marker(sweep.pe)}
         dash = next(dashes.setdefault(hue, cycle(("-", "--", ":"))))
-        rates = [setting(run)[0] for run in tried]
-        shown.update(rates)
-        losses = [loss(run) for run in tried]
+        rates = [setting(run)[0] for run in line]
+        marked.update(rates)
+        losses = [loss(run) for run in line]
         name = label(sweep.pe)
         axes.plot(rates, losses, linestyle=dash, markerfacecolor="none", label=name, **look)
         axes.plot(setting(sweep.best)[0], loss(sweep.best), linestyle="none", **look)
     handles, _ = axes.get_legend_handles_labels()
     axes.set_xscale("log")
-    axes.xaxis.set_major_locator(FixedLocator(sorted(shown)))
+    axes.xaxis.set_major_locator(FixedLocator(sorted(marked)))
     axes.xaxis.set_major_formatter(PLAIN)
     axes.xaxis.set_minor_locator(NullLocator())
     axes.set_xlabel("peak learning rate (log scale)")

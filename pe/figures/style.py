@@ -40,7 +40,7 @@ _COLOUR_SEED, _MARKER_SEED = (2626178, 10), (1534296, 14)
 hash that is used. So a new encoding does not change the look of others. The numbers were searched
 for, such that no two encodings of the registry have the same colour and marker; NoPE, RoPE, PoPE
 and YaRN have the colours that colour-blind readers tell apart best; and RoPE and the transforms of
-its frequencies have different colours, as have the encodings of the study `every`."""
+its frequencies have different colours."""
 
 SEQUENTIAL = LinearSegmentedColormap.from_list("pe_sequential", ["#2f7fc400", "#2f7fc4ff"])
 """From nothing to blue. It reads on both backgrounds because its zero is transparent."""

@@ -318,11 +318,12 @@ def _decoder(model: Any) -> Any:
 def _layers(host: Host, spec: str | None, layers: Sequence[int] | None) -> tuple[int, ...]:
     number = len(host.layers)
     if layers is not None:
+        listed = list(layers) if isinstance(layers, Sequence) else []
         try:
-            chosen = {whole("layers", layer, most=number - 1) for layer in layers}
-        except (TypeError, ValueError):  # no list, or something else in it
+            chosen = {whole("layers", layer, most=number - 1) for layer in listed}
+        except ValueError:
             chosen = set()
-        if not chosen or len(chosen) < len(layers):
+        if not chosen or len(chosen) < len(listed):
             raise ValueError(
                 f"layers: expected some of 0 to {number - 1} in a list, each once, got {layers!r}"
             )

@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic.dataclasses import dataclass
 
-from pe._errors import explain, unknown
+from pe._errors import LAST_SEED, explain, unknown
 
 LONGEST_NAME = 80
 """Characters of an encoding in the name of a run's folder; file systems allow 255 in all."""
@@ -108,7 +108,7 @@ class Recipe:
     """Encoding, as the registry spells it: ``"rope"``, ``"rope+alibi"`` ..."""
     pe_options: dict[str, Any] = field(default_factory=dict)
     """Options of the encoding, for example ``{"factor": 8.0}`` for YaRN."""
-    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    seed: Annotated[int, Field(ge=0, lt=LAST_SEED + 1)] = 0
     """Draws initial weights and the order of the training windows."""
 
     hidden_size: Count

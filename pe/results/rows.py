@@ -96,8 +96,8 @@ def grouped(runs: Iterable[RunLike]) -> list[Row]:
     """
     from pe.encodings import in_order
 
-    listed: list[Any] = list(runs) if hasattr(runs, "__iter__") else [None]
-    if not all(hasattr(run, "read") for run in listed):
+    listed = list(runs) if isinstance(runs, Iterable) else []
+    if not isinstance(runs, Iterable) or not all(hasattr(run, "read") for run in listed):
         raise TypeError(f"expected a list of runs, as pe.runs.find() makes one, got {runs!r}")
     members: dict[str, list[RunLike]] = {}
     for run in listed:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
+from pe._errors import LAST_SEED
 from pe.runs import Folder, RunError, root
 from pe.runs.models import TaskRecord
 from pe.runs.table import folders_with
@@ -46,7 +47,7 @@ def _different(values: tuple[Any, ...]) -> tuple[Any, ...]:
     return values
 
 
-Seed = Annotated[int, Field(ge=0, lt=2**63)]
+Seed = Annotated[int, Field(ge=0, lt=LAST_SEED + 1)]
 Rate = Annotated[float, Field(gt=0)]
 
 
