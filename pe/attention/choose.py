@@ -28,7 +28,7 @@ from pe.attention.near_far import Far, NearFar, attend_in_two
 from pe.attention.sdpa import sdpa_attention
 from pe.attention.spans import Bounded, Spans, spans
 from pe.encodings.core.base import Encoding
-from pe.encodings.core.forms import COUNTS, FIRE, HEADS, REFLECTED, STICKS, Form
+from pe.encodings.core.forms import COUNTS, FIRE, HEADS, REFLECTED, ROWS, STICKS, Form
 from pe.encodings.core.key_range import key_range
 
 if TYPE_CHECKING:
@@ -173,6 +173,8 @@ def kernel_form(
         return None  # for a single query the matrix is a row, so nothing is saved
     reason = obstacle(enc, q.device, q.dtype, counted, q.shape[-1])
     if reason is None:
+        if enc.form_kind == ROWS and state is not None and q.dtype == torch.bfloat16:
+            state = state.bfloat16()  # the table of all queries takes most of the time
         with torch.autocast(q.device.type, enabled=False):
             form = enc.bias_form(q.shape[-2], q.device, state)
         if form.kind in LIMITS and form.kind != enc.form_kind:

@@ -94,15 +94,19 @@ class RelativeContent(Encoding):
         return by_distance.gather(-1, near).masked_fill(distance >= self.reach, 0.0)
 
     def bias_form(self, length: int, device: torch.device, state: Tensor | None) -> Form:
-        return by_query(self._by_distance(length, state))
+        return by_query(self._mixed(length, state), self.profiles)
 
     def _by_distance(self, length: int, state: Tensor | None) -> Tensor:
         """a_hm . p_r for the last ``length`` tokens and all distances r < D, (B, H, length, D)."""
+        mixed = self._mixed(length, state)
+        with torch.autocast(mixed.device.type, enabled=False):
+            return mixed @ self.profiles.to(mixed.dtype)
+
+    def _mixed(self, length: int, state: Tensor | None) -> Tensor:
+        """a_hm of the last ``length`` tokens, (B, H, length, d_rel)."""
         if state is None:
             raise ValueError(
                 "relative_content computes its weights from the layer's input: pass layer_input to "
                 "pe.attend, or state=key_state(x) to bias"
             )
-        mixed = state[..., state.shape[-2] - length :, :]
-        with torch.autocast(state.device.type, enabled=False):
-            return mixed @ self.profiles.to(mixed.dtype)
+        return state[..., state.shape[-2] - length :, :]

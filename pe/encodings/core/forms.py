@@ -4,7 +4,7 @@ An encoding returns a bias spec from `Encoding.bias_form` if its bias follows fr
 key (`by_key`), one per distance (`by_distance`), one per query and distance (`by_query`), a
 logarithm or power of the distance, one vector per count of keys (CoPE), a network of FIRE or DAPE,
 the logits alone (stick-breaking), or a reflection per key (PaTH). All numbers are float32 or
-float64, whatever the dtype of the queries.
+float64, whatever the dtype of the queries, but those of `by_query` may be bfloat16.
 """
 
 import math
@@ -76,12 +76,17 @@ def by_distance(table: Tensor, reach: int | None = None) -> Form:
     return Form(TABLE, own, (), reach if reach is not None and reach < table.shape[-1] else 0)
 
 
-def by_query(rows: Tensor) -> Form:
-    """b(m, n) = rows[h, m, m - n] for rows (B, H, T, W); 0 from distance W on.
+def by_query(weights: Tensor, vectors: Tensor) -> Form:
+    """Return the spec of b(m, n) = weights[h, m] . vectors[:, m - n]; 0 from distance W on.
 
-    Memory grows with T W, and so with the length if W is fixed.
+    Args:
+        weights: (B, H, T, R). If it is bfloat16, so are the products of each query with all
+            vectors, (B, H, T, W), which kernels read; otherwise they are float32.
+        vectors: (R, W).
     """
-    return Form(ROWS, (rows.float() * LOG2E).contiguous(), (), rows.shape[-1])
+    if weights.dtype != torch.bfloat16:
+        weights = weights.float()
+    return Form(ROWS, weights @ (vectors.float() * LOG2E).to(weights.dtype), (), vectors.shape[-1])
 
 
 def by_logarithm(strength: Tensor, steepness: Tensor) -> Form:
@@ -231,7 +236,7 @@ def matrix(form: Form, length: int, q: Tensor | None = None, k: Tensor | None = 
         return (form.own[:, PADDING:][:, reached] / LOG2E)[None]
     if form.kind == ROWS:
         near = distance.clamp(max=form.reach - 1).expand(*form.own.shape[:2], -1, -1)
-        return form.own.gather(-1, near).masked_fill(distance >= form.reach, 0.0) / LOG2E
+        return form.own.float().gather(-1, near).masked_fill(distance >= form.reach, 0.0) / LOG2E
     if form.kind in (LOGARITHM, POWER):
         first, second = form.own[..., None, None].unbind(1)
         far = distance.float()

@@ -53,7 +53,7 @@ def visit_queries(
         b_k, b_v: the block of keys and values. b_aux: as in `add_bias`.
         p_q, p_do, p_lse, p_sums, p_x, p_y: already those of this head. q_t, g_t: strides by token
             of p_q and p_do.
-        p_rows: (T, REACH) float32, written for ROWS with NEEDS_SUMS: the gradient of x.
+        p_rows: (T, REACH) of the dtype of x, written for ROWS with NEEDS_SUMS: the gradient of x.
         IS_FAR, IS_DIAGONAL: as in `add_bias`. IS_EDGE: some of these queries do not see some of the
             keys (`spans`).
     """
@@ -85,7 +85,7 @@ def visit_queries(
             away = o_i[None, :] - o_j[:, None]
             near = (away >= 0) & (away < REACH) & m_i[None, :]
             p_near = p_rows + o_i[None, :].to(tl.int64) * REACH + away
-            tl.store(p_near, b_ds / LOG2E, mask=near)
+            tl.store(p_near, (b_ds / LOG2E).to(p_rows.dtype.element_ty), mask=near)
         elif NEEDS_SUMS and KIND == LOGARITHM and IS_FAR:
             middle, offset = offsets_from_middle(o_i, o_j, i0, j0, True, BM)
             plain, offsets_along = tl.sum(b_ds, 1), tl.sum(b_ds * offset[None, :], 1)

@@ -31,6 +31,17 @@ def read(address):
 
 
 @triton.jit
+def read_bfloat16(address):
+    """Load a bfloat16 from each address, as float32; see `read`."""
+    if INTERPRETED:
+        return tl.load(address.to(tl.pointer_type(tl.bfloat16))).to(tl.float32)
+    return tl.inline_asm_elementwise(
+        "{ .reg .b32 x; ld.global.nc.u16 x, [$1]; shl.b32 x, x, 16; mov.b32 $0, x; }",
+        "=f,l", [address], dtype=tl.float32, is_pure=True, pack=1,
+    )  # fmt: skip
+
+
+@triton.jit
 def read_two(address):
     """Load two adjacent float32 from each address."""
     if INTERPRETED:

@@ -23,8 +23,8 @@ different meanings:
     LOGARITHM, POWER
            b_ij = -x0 log2(1 + x1 (i - j)) or -x0 (i - j)^x1, x (H, 2) float32 (KERPLE). Computing
            this is faster than reading a table.
-    ROWS   b_ij = x_i[i - j], a table for each query; x (B, H, T, REACH) float32. From distance
-           REACH on b_ij is 0 (relative_content).
+    ROWS   b_ij = x_i[i - j], a table for each query; x (B, H, T, REACH), float32 or bfloat16. From
+           distance REACH on b_ij is 0 (relative_content).
 
 Everything is in base 2: x, f and POWER's x0 are multiplied by log2(e), and FIRE's z by ln(2). An
 array that is read by distance has `PADDING` entries before distance 0 and after the last distance.
@@ -43,7 +43,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from pe.attention.kernels.flash.elementary import log2, read, read_two
+from pe.attention.kernels.flash.elementary import log2, read, read_bfloat16, read_two
 from pe.attention.kernels.flash.horizon import first_key
 from pe.attention.kernels.flash.kinds import CHUNK, FIRE, KEYS, LOGARITHM, POWER, ROWS, TABLE
 from pe.attention.kernels.flash.piecewise_linear import (
@@ -81,7 +81,11 @@ def of_rows(p_x, o_i, o_j, T, REACH: tl.constexpr, IS_TRANSPOSED: tl.constexpr):
     else:
         distance, first = o_i[:, None] - o_j[None, :], o_r[:, None]
     near = (distance >= 0) & (distance < REACH)
-    value = read(p_x.to(tl.int64) + (first + tl.where(near, distance, 0)) * 4)
+    entry = first + tl.where(near, distance, 0)
+    if p_x.dtype.element_ty == tl.bfloat16:
+        value = read_bfloat16(p_x.to(tl.int64) + entry * 2)
+    else:
+        value = read(p_x.to(tl.int64) + entry * 4)
     return tl.where(near, value, 0.0)
 
 

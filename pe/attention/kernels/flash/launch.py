@@ -221,7 +221,8 @@ def backward(
     sizes = 1 if kind == KEYS else 2, batch, heads, length if by_keys else 0
     by_key = q.new_empty(sizes, dtype=torch.float32)
     if by_keys and kind == ROWS:  # pairs that no query sees are not written
-        by_key = q.new_zeros((1, batch, heads, length, reach), dtype=torch.float32)
+        assert own is not None
+        by_key = own.new_zeros((1, batch, heads, length, reach))
     b = plan.keys
     pieces = _pieces(kind, linear, q, parts, b, transposed=True)
     network = _Network(kind, q, parts, pieces, MIN_SIDES.value + 1)

@@ -14,7 +14,8 @@ a gradient if they require one, tensors ``parts``, which never do, and ``reach``
     KEYS   own (B or 1, H, T + P): x of the kernel `forward`; parts: y
     TABLE  own (H, P + T + P): the bias by distance, constant from ``reach`` on (0: never)
     LOGARITHM, POWER  own (H, 2)
-    ROWS   own (B, H, T, reach): the bias by query and distance, 0 from ``reach`` on
+    ROWS   own (B, H, T, reach), float32 or bfloat16: the bias by query and distance, 0 from
+           ``reach`` on
     FIRE   own (H, 2U + 2): height and slope of f's U pieces, and FIRE's two parameters; parts: x,
            y and z of `forward`, and what `pe.attention.kernels.flash.learned` reads
 """
@@ -90,9 +91,9 @@ def _(
     scale: float, kind: int, own: Tensor | None, parts: list[Tensor], reach: int, learns: bool,
     spans: Tensor | None, keeps: bool, segmented: bool, near: int, sink: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    dparams = q.new_empty(own.shape if learns and own is not None else (0,), dtype=torch.float32)
+    dsink = q.new_empty((0,) if sink is None else sink.shape, dtype=torch.float32)
+    dparams = own.new_empty(own.shape) if learns and own is not None else dsink.new_empty(0)
     dk, dv = tokens_first(k, k.shape[-1]), tokens_first(v, v.shape[-1])
-    dsink = dparams.new_empty((0,) if sink is None else sink.shape)
     return tokens_first(q, q.shape[-1]), dk, dv, dparams, dsink
 
 

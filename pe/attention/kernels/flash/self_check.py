@@ -47,7 +47,9 @@ def case(
             table[:, reach:] = table[:, reach : reach + 1]
         form = forms.by_distance(table, reach or None)
     elif kind == forms.ROWS:
-        form = forms.by_query(random(BATCH, HEADS, length, reach))
+        halved = dtype == torch.bfloat16  # as `pe.attention.choose.kernel_form` does
+        rows = random(BATCH, HEADS, length, reach).to(dtype if halved else torch.float32)
+        form = Form(forms.ROWS, rows, (), reach)
     elif kind in (forms.LOGARITHM, forms.POWER):
         numbers = random(2, HEADS).abs().clamp(0.1, 1.0)
         numbers[:, 1] = 1.0
