@@ -28,14 +28,14 @@ pytestmark = [
 ENCODINGS = ["nope", "rope", "yarn", "partial", "pope", "xpos", "fope"]
 BIASED = [
     "alibi", "kerple_log", "kerple_power", "sandwich", "t5", "fire", "fox", "cope", "dape", "path",
-    "rope+alibi", "stickbreaking",
+    "rope+alibi", "stickbreaking", "relative_content",
 ]  # fmt: skip
 WINDOWED = [
     "rope+window:512", "nope+window:100+sinks:4+sink", "pope+chunk:300", "rope+sink",
     "alibi+window:512+sinks:4", "t5+window:200+sink", "t5+sink", "fire+window:300",
     "kerple_log+chunk:256+sinks:3", "kerple_power+window:300", "fox+window:512+sink",
     "stickbreaking+window:300", "stickbreaking+window:512+sinks:4", "cope+window:512",
-    "cope(npos=64)+chunk:300",
+    "cope(npos=64)+chunk:300", "relative_content+window:512", "relative_content(reach=40)+chunk:300",
 ]  # fmt: skip
 HIDDEN = 48
 CUDA = torch.device("cuda")
