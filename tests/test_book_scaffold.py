@@ -219,10 +219,19 @@ def test_the_rates_of_every_are_the_best_that_were_tried_on_its_text() -> None:
         used = run.record["recipe"]["learning_rate"]
         assert min(losses, key=losses.__getitem__) == used
         assert min(losses) < used < max(losses)
-    losses, run = tried["stickbreaking"], committed().rows("every")["stickbreaking"].runs[0]
+    every = committed().rows("every")
+    losses, run = tried["stickbreaking"], every["stickbreaking"].runs[0]
     used = run.record["recipe"]["learning_rate"]
     assert min(losses, key=losses.__getitem__) == pytest.approx(used / 3, rel=1e-3)
-    assert used not in tried["dape"]  # "the two cannot be compared"
+    short, long = every["stickbreaking@1e-3"].runs[0], run  # "the order is reversed"
+    assert short.record["recipe"]["learning_rate"] == pytest.approx(used / 3, rel=1e-3)
+    losses_of = [r.record["training"]["validation_loss"] for r in (long, short)]
+    assert losses_of[0] < losses_of[1]
+    assert every["lerope"].runs[0].record["recipe"]["learning_rate"] == pytest.approx(3e-3)
+    assert tried["lerope"][0.003] < tried["lerope"][0.001]
+    assert abs(tried["relative_content"][0.003] - tried["relative_content"][0.001]) < 0.002
+    for label in ("dape", "head_scale"):  # "the two cannot be compared"
+        assert every[label].runs[0].record["recipe"]["learning_rate"] not in tried[label]
 
 
 def test_what_every_says_of_dape_beside_all_other_rows() -> None:
@@ -238,7 +247,7 @@ def test_what_every_says_of_dape_beside_all_other_rows() -> None:
     assert losses["rope"][0] - losses["dape"][0] > abs(losses["rope"][1] - losses["rope"][0])
     answered = {label for label, row in every.items()
                 if measure(row, "multivalue@16x").value}  # fmt: skip
-    assert answered == {"dape", "stickbreaking"}
+    assert answered == {"dape", "stickbreaking", "kerple_log"}
     (speed,) = (Speed(r.read()) for r in find(ROOT / "runs") if r.name == "h200-2")
     slower = speed.result("nope", "train", 1024)["tokens_per_second"]
     slower /= speed.result("dape", "train", 1024)["tokens_per_second"]
@@ -256,7 +265,7 @@ def test_what_pages_say_of_rope_at_the_training_length_holds_for_every_row_with_
         label: [run.record["training"]["validation_loss"] for run in row.runs]
         for label, row in every.items()
     }
-    for label in ("stickbreaking", "fox", "alibi"):
+    for label in ("stickbreaking", "kerple_log", "fox", "alibi"):
         assert all(a < b for a, b in zip(losses[label], losses["rope"], strict=True))
     first = {label: values[0] for label, values in losses.items()}
     between = ("stickbreaking", "kerple_log", "t5", "fox")
@@ -286,7 +295,7 @@ def test_what_pages_say_beside_the_cut_text_holds_for_every_recorded_seed() -> N
     for label in ("kerple_log", "t5"):
         assert beside("every", label, "multikey", 2, 4, 8, 16) == {"better"}
     assert beside("every", "t5", "ppl", 8, 16) == {"worse"}
-    for label in ("stickbreaking", "dape"):
+    for label in ("stickbreaking", "stickbreaking@1e-3", "dape"):
         for quantity in ("ppl", "multikey"):
             assert beside("every", label, quantity, 2, 4, 8, 16) == {"better"}
     assert beside("every", "path", "ppl", 2, 4, 8) == {"better"}
@@ -308,6 +317,16 @@ def test_what_pages_say_beside_the_cut_text_holds_for_every_recorded_seed() -> N
     for label in ("fox", "bam"):
         assert beside("every", label, "multikey", 2, 4, 8, 16) == {"better"}
     assert beside("every", "lerope", "multikey", 2) == {"better"}
+    for label in ("irope", "yarn", "sinusoidal"):
+        for quantity in ("ppl", "multikey"):
+            assert beside("every", label, quantity, 2, 4, 8, 16) == {"worse"}
+    found = [
+        measure(row, "multikey@16x").value for row in committed().rows("every")["kerple_log"].each()
+    ]
+    assert found[0] == pytest.approx(
+        0.9, abs=0.02
+    )  # "nine of ten with one seed and half with another"
+    assert found[1] == pytest.approx(0.5, abs=0.03)
     for label in ("lerope", "head_scale"):
         assert beside("every", label, "ppl", 4, 8, 16) == {"worse"}
         assert beside("every", label, "multikey", 4, 8, 16) == {"worse"}

@@ -35,7 +35,8 @@ WINDOWED = [
     "alibi+window:512+sinks:4", "t5+window:200+sink", "t5+sink", "fire+window:300",
     "kerple_log+chunk:256+sinks:3", "kerple_power+window:300", "fox+window:512+sink",
     "stickbreaking+window:300", "stickbreaking+window:512+sinks:4", "cope+window:512",
-    "cope(npos=64)+chunk:300", "relative_content+window:512", "relative_content(reach=40)+chunk:300",
+    "cope(npos=64)+chunk:300", "relative_content+window:512",
+    "relative_content(reach=40)+chunk:300",
 ]  # fmt: skip
 HIDDEN = 48
 CUDA = torch.device("cuda")
