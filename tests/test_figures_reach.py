@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import book_records
 import pytest
 
@@ -48,6 +50,26 @@ def test_each_line_has_the_colour_of_its_place(rows: list[results.Row]) -> None:
     (axes,) = figures_reach.reach(rows, PLACES, far=8).axes
     colours = {line.get_color() for line in axes.lines if line.get_ydata()[0] == 2}  # type: ignore[index]
     assert colours == {figures_reach.PLACES["queries and keys"]}
+
+
+def test_further_seeds_share_the_cells_and_do_not_move_the_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for pe, seed in (("rope", 0), ("nope", 0), ("nope", 1)):
+        book_records.write(tmp_path, pe, seed, study="made-up")
+    rows = results.rows("made-up", runs.find(tmp_path, "made-up"))
+    shares = {0: [0.75, 0.5], 1: [1.0, 0.25]}
+    monkeypatch.setattr(figures_reach, "_found", lambda row, names: shares[row.seeds[0]])
+    monkeypatch.setattr(figures_reach, "cut", lambda row, quantity: 0.1)
+    lines, cells = figures_reach.reach(rows, PLACES, far=8).axes
+    written = {
+        (round(t.get_position()[0], 2), t.get_position()[1]): t.get_text() for t in cells.texts
+    }
+    assert written[-0.25, 0] + written[0.25, 0] == "75100", "both seeds in one cell"
+    assert written[0.75, 0] + written[1.25, 0] == "5025"
+    assert written[0, 1] + written[1, 1] == "7550"
+    heights = [line.get_ydata()[0] for line in lines.lines if line.get_marker() == "o"]  # type: ignore[index]
+    assert sorted(heights) == [0, 0.28, 1]
 
 
 def test_the_same_records_give_the_same_bytes(rows: list[results.Row]) -> None:

@@ -16,7 +16,7 @@ from book_measured import places  # noqa: E402
 
 from pe import figures, runs  # noqa: E402
 from pe.figures.reach import reach  # noqa: E402
-from pe.results.rows import comparable, rows  # noqa: E402
+from pe.results.rows import rows  # noqa: E402
 
 STUDY = "every"
 PICTURE = ROOT / "runs" / STUDY / "reach.svg"
@@ -25,9 +25,9 @@ PICTURE = ROOT / "runs" / STUDY / "reach.svg"
 def picture() -> str:
     """Return the SVG on a white background, because a README is also shown on dark pages.
 
-    It shows the rows on the seeds that all of them have, as the book's pictures do.
+    It is the book's picture every-reach.
     """
-    found = comparable(rows(STUDY, runs.find(ROOT / "runs", STUDY)))
+    found = list(rows(STUDY, runs.find(ROOT / "runs", STUDY)))
     text = figures.svg(reach(found, places(found)))
     white = '<rect width="100%" height="100%" fill="#ffffff"/>'
     return re.sub(r"(<svg\b[^>]*>)", rf"\1\n {white}", text, count=1)

@@ -110,7 +110,7 @@ def figures_of(studies: Studies) -> Figures:
         if study not in studies.runs or other not in studies.runs:
             continue
         rows = _beside(studies, other)
-        rows = comparable([*rows, *(r for r in studies.rows(study).values() if r not in rows)])
+        rows = [*rows, *(r for r in studies.rows(study).values() if r not in rows)]
         made_of: list[Any] = [run for row in rows for run in row.runs]
         draw = functools.partial(figures_reach.reach, rows, places(rows))
         drawn[f"{study}-reach"] = made_of, draw

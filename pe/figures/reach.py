@@ -13,13 +13,14 @@ from collections.abc import Mapping, Sequence
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.patches import Rectangle
 from matplotlib.ticker import LogLocator, NullFormatter
 
 from pe.figures.axes import BASELINE, CUT, GUESS, PLAIN, legend
 from pe.figures.style import FAINT, INK, SEQUENTIAL, style
 from pe.results.measure import cut, measure
 from pe.results.quantities import multiples, perplexity, vocabulary
-from pe.results.rows import Row, ceilings
+from pe.results.rows import Row, ceilings, comparable
 
 PLACES = {
     "none": "#858585",
@@ -58,6 +59,9 @@ def reach(
     """Draw perplexity at the training length and at ``far`` times that, a line for each row.
 
     Args:
+        rows: with all their seeds. The lines and their order are of the seeds that all rows have;
+            what further seeds found stands beside it, in a part of its own of each cell, and their
+            perplexities are small marks.
         places: by a row's label, where it acts: a key of `PLACES`.
         base: the label of the row that the baselines belong to; the first row if none has it.
 
@@ -67,7 +71,9 @@ def reach(
     row of cells is what the base would find if it read no more than the training length.
     """
     longer = ceilings(rows)
-    measured = ordered([row for row in rows if row not in longer], far)
+    compared = comparable([row for row in rows if row not in longer])
+    further = {row.label: _further(row, compared) for row in rows}
+    measured = ordered(compared, far)
     names = multiples([run for row, *_ in measured for run in row.runs])
     asked = any(value is not None for row, *_ in measured for value in _found(row, names))
     if asked:
@@ -79,11 +85,12 @@ def reach(
     size = (6.4 if asked else 5.6, 0.95 + 0.2 * len(measured) + (0.35 if asked else 0))
     figure = Figure(figsize=size, layout="constrained")
     if asked:
-        axes, cells = figure.subplots(1, 2, width_ratios=(3, 2))
+        axes, cells = figure.subplots(1, 2, width_ratios=(4, 3))
     else:
         axes = figure.subplots()
     held = next((item for item in measured if item[0].label == base), measured[0])
     lines = _lines(axes, measured, places, held)
+    _marks(axes, measured, places, further, far)
     for row, at, _ in ordered(longer, far):
         lines.append(axes.axvline(at, **(BASELINE | {"label": row.title})))
     limit = vocabulary(measured[0][0].runs[0])
@@ -94,7 +101,7 @@ def reach(
     low, high = axes.get_xlim()
     axes.xaxis.set_major_locator(LogLocator(subs=(1,) if high / low > 500 else (1, 2, 5)))
     if asked:
-        _cells(cells, [row for row, *_ in measured], held[0], names)
+        _cells(cells, [[row, *further[row.label]] for row, *_ in measured], held[0], names)
         height = len(measured) + 1
         for one in (axes, cells):
             one.set_ylim(height - 0.4, -0.6)
@@ -134,6 +141,30 @@ def _lines(
     return [axes.axvline(base[1], **(CUT | {"label": f"{base[0].title}, {CUT['label']}"}))]
 
 
+def _further(row: Row, compared: Sequence[Row]) -> list[Row]:
+    """Return a row for each seed that no row of ``compared`` has."""
+    known = {(one.label, seed) for one in compared for seed in one.seeds}
+    return [one for one in row.each() if (row.label, one.seeds[0]) not in known]
+
+
+def _marks(
+    axes: Axes,
+    found: Sequence[tuple[Row, float, float | None]],
+    places: Mapping[str, str],
+    further: Mapping[str, Sequence[Row]],
+    far: int,
+) -> None:
+    """Draw the perplexities of further seeds as small marks below the lines."""
+    for height, (row, *_) in enumerate(found):
+        colour = PLACES[places[row.label]]
+        for _, near, there in ordered(further[row.label], far):
+            axes.plot(near, height + 0.28, "o", color=colour, markersize=2.5)
+            if there is not None:
+                axes.plot(
+                    there, height + 0.28, "D", color=colour, markersize=2.5, markerfacecolor="none"
+                )
+
+
 def _narrow(axes: Axes, found: Sequence[tuple[Row, float, float | None]], limit: int) -> None:
     """End the axis at eight times the best value, and write larger values at its edge."""
     edge = 8 * min(near for _, near, _ in found)
@@ -148,30 +179,34 @@ def _narrow(axes: Axes, found: Sequence[tuple[Row, float, float | None]], limit:
             )  # fmt: skip
 
 
-def _cells(axes: Axes, rows: Sequence[Row], base: Row, names: Sequence[str]) -> None:
-    """Draw the share of prompts answered, a row of cells each.
+def _cells(axes: Axes, rows: Sequence[Sequence[Row]], base: Row, names: Sequence[str]) -> None:
+    """Draw the percentage of prompts answered, a line of cells for each encoding.
 
-    ``base`` with texts cut comes last.
+    ``rows`` has a list of rows for each, whose numbers share a cell, one beside the other. ``base``
+    with texts cut comes last.
     """
     axes.grid(visible=False)
-    shares = [_found(row, names) for row in rows]
-    shares.append([cut(base, f"{TASK}@{name}") for name in names])
-    filled = [[value or float("nan") for value in line] for line in shares]
-    axes.pcolormesh(
-        range(len(names)), range(len(shares)), filled, cmap=SEQUENTIAL, vmin=0, vmax=1.25,
-        edgecolors="none",
-    )  # fmt: skip
-    for height, line in enumerate(shares):
-        for place, value in enumerate(line):
-            if value is not None:
+    shares = [[_found(row, names) for row in each] for each in rows]
+    shares.append([[cut(base, f"{TASK}@{name}") for name in names]])
+    for height, each in enumerate(shares):
+        width = 1 / len(each)
+        for i, line in enumerate(each):
+            for place, value in enumerate(line):
+                left = place - 0.5 + i * width
+                if value is None:
+                    continue
+                colour = SEQUENTIAL(value / 1.25)
+                axes.add_patch(Rectangle((left, height - 0.5), width, 1, color=colour, linewidth=0))
                 axes.text(
-                    place, height, f"{value:.0%}", ha="center", va="center", fontsize=8.5,
-                    color=INK, style="italic" if height == len(rows) else "normal",
+                    left + width / 2, height, f"{100 * value:.0f}", ha="center", va="center",
+                    fontsize=8.5 if len(each) == 1 else 6.5, color=INK,
+                    style="italic" if height == len(rows) else "normal",
                 )  # fmt: skip
+    axes.set_xlim(-0.5, len(names) - 0.5)
     axes.set_xticks(range(len(names)), [name.replace("x", "×") for name in names])
     axes.yaxis.tick_right()
     axes.set_yticks([len(rows)], [f"{base.title}, cut"], fontsize=8, color=FAINT)
     axes.tick_params(length=0)
     for side in axes.spines.values():
         side.set_visible(False)
-    axes.set_xlabel(f"{TASK} prompts answered")
+    axes.set_xlabel(f"{TASK} prompts answered, %")
