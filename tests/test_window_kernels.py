@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 import pe
+from pe.attention.choose import kernel_form
 from pe.attention.dense import dense_attention
 from pe.attention.kernels.flash import op as ops
 from pe.attention.kernels.flash import self_check as cases
@@ -150,6 +151,38 @@ def test_every_kind_of_bias_goes_with_windows_and_sinks(
     monkeypatch.setattr(cases, "BATCH", 1)
     monkeypatch.setattr(cases, "LENGTH", 140)
     ops.self_check.__wrapped__(kind, reach, 16, 16, torch.float32, CPU, hides, segmented, has_sink)
+
+
+@pytest.mark.parametrize("hides", [False, True])
+def test_a_table_per_query_may_be_bfloat16(hides: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter cannot multiply bfloat16, so the queries are float32 here."""
+    monkeypatch.setattr(cases, "BATCH", 1)
+    case = cases.case(forms.ROWS, 40, 16, 16, torch.float32, CPU)
+    assert case.form.own is not None
+    case = case._replace(form=case.form._replace(own=case.form.own.bfloat16()))
+    q, k, v, gradient, (kind, own, parts, reach) = case
+    seen = cases.spans_of(q, True) if hides else None
+    shown = Shown() if seen is None else Shown(*seen)
+    bias = 0.25, kind, own, list(parts), reach
+    out, lse, beyond = forward(q, k, v, *bias, shown=shown)
+    got = out, *backward(gradient, q, k, v, out, lse, beyond, *bias, True, shown=shown)
+    assert got[4].dtype == torch.bfloat16
+    for one, want in zip(got, cases.expected(case, 0.25, seen), strict=True):
+        allowed = 1e-5 if one.dtype == torch.float32 else 5e-3
+        assert (one.double() - want).norm() <= allowed * want.norm() + 1e-12
+
+
+def test_the_table_per_query_is_bfloat16_where_queries_are() -> None:
+    enc = encoding("relative_content", head_dim=16, num_heads=2, hidden_size=8, original_length=6)
+    state = enc.key_state(torch.randn(1, 9, 8))
+    for dtype in (torch.bfloat16, torch.float32, torch.float16):
+        q = torch.randn(1, 2, 9, 16).to(dtype)
+        form = kernel_form(enc, q, q, state, None, True, "kernel")
+        assert form is not None
+        assert form.own is not None
+        assert form.own.dtype == (dtype if dtype == torch.bfloat16 else torch.float32)
+        want = forms.matrix(enc.bias_form(9, CPU, state), 9)
+        assert (forms.matrix(form, 9) - want).norm() <= 1e-2 * want.norm()
 
 
 def model_results(
