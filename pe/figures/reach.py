@@ -82,10 +82,10 @@ def reach(
             return sum(value or 0.0 for value in _found(row, names)[1:])
 
         measured.sort(key=lambda item: -beyond(item[0]))
-    size = (6.4 if asked else 5.6, 0.95 + 0.2 * len(measured) + (0.35 if asked else 0))
+    size = (7.2 if asked else 5.6, 0.95 + 0.2 * len(measured) + (0.35 if asked else 0))
     figure = Figure(figsize=size, layout="constrained")
     if asked:
-        axes, cells = figure.subplots(1, 2, width_ratios=(4, 3))
+        axes, cells = figure.subplots(1, 2, width_ratios=(5, 4))
     else:
         axes = figure.subplots()
     held = next((item for item in measured if item[0].label == base), measured[0])
