@@ -24,7 +24,7 @@ from torch.nn.functional import linear
 from pe.encodings.core.base import Encoding
 from pe.encodings.core.checks import at_least
 from pe.encodings.core.distance import at_least_float32, distances
-from pe.encodings.core.forms import Form, by_query
+from pe.encodings.core.forms import ROWS, Form, by_query
 from pe.encodings.core.registry import register
 
 REACH = 1024
@@ -43,6 +43,7 @@ class RelativeContent(Encoding):
     """
 
     per_layer = True
+    form_kind = ROWS
 
     def __init__(
         self,

@@ -78,8 +78,8 @@ class Encoding(nn.Module):
         length_dependent: the result depends on the length of the document, which is its largest
             position plus one. It is computed again in each call.
         content_dependent: the bias depends on queries and keys.
-        form_kind: the kind of `bias_form` (`pe.encodings.core.forms`), if the bias is
-            `content_dependent` and has a kernel.
+        form_kind: the kind of `bias_form` (`pe.encodings.core.forms`), if the bias depends on
+            content and has a kernel.
         random: positions are drawn again in each forward pass.
         raw_keys: keys must be cached before `rotate`, because a rotated key does not stay valid.
             True if one of the three traits above is, unless a class overrides it.
