@@ -34,9 +34,9 @@ BUDGETS = (("every", "every"), ("demo-every", "demo"))
 """A study of every encoding, and the one whose rows stand beside; the larger budget first."""
 SWEEPS = ("rates", "rates-packages")
 """The sweeps of learning rates."""
-WINDOWS, BEST = "windows", "kerple_log"
+WINDOWS, BEST = "windows", "stickbreaking"
 """The study of windows, and the row of the larger budget that does better than cutting both in
-perplexity and in what it finds."""
+perplexity and in what it finds, with every seed."""
 BESIDE = ("nope", "rope", "yarn", "pope")
 
 
