@@ -239,7 +239,7 @@ def test_rows_of_one_encoding_are_told_apart_by_their_settings(tmp_path: Path) -
         for i, rate in enumerate((0.001, 0.003))
     ]  # fmt: skip
     titles = [r.title for r in results.rows("no-such-study", made)]
-    assert titles == ["RoPE (learning_rate 0.001)", "RoPE (learning_rate 0.003)"]
+    assert titles == ["RoPE (learning rate 0.001)", "RoPE (learning rate 0.003)"]
 
 
 def test_rows_of_longer_windows_are_compared_at_the_same_tokens() -> None:

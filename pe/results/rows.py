@@ -208,7 +208,8 @@ def titled(recipes: Sequence[Mapping[str, Any]]) -> list[str]:
         rivals = [r for r, other in zip(settings, titles, strict=True) if other == title]
         differs = [key for key in _telling(rivals, options) if key in own]
         texts = [f"{own[k]:g}" if isinstance(own[k], float) else str(own[k]) for k in differs]
-        more = ", ".join(map(" ".join, zip(differs, texts, strict=True)))
+        words = (key.replace("_", " ") for key in differs)
+        more = ", ".join(map(" ".join, zip(words, texts, strict=True)))
         result.append(f"{title} ({more})" if more else title)
     return result
 
