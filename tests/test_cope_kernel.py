@@ -24,8 +24,9 @@ from pe.attention.kernels.flash.launch import Shown
 from pe.attention.spans import spans
 from pe.encodings.cope import CoPE
 from pe.encodings.core.composite import Composite
-from pe.encodings.core.forms import COUNTS, NONE
+from pe.encodings.core.forms import COUNTS, NONE, ROWS
 from pe.encodings.core.key_range import KeyRange
+from pe.encodings.relative_content import RelativeContent
 from pe.model import PEForCausalLM
 
 
@@ -195,16 +196,19 @@ def test_what_turns_or_scales_queries_keeps_cope_from_the_kernel(
 
 
 def test_a_class_that_does_not_name_the_kind_of_its_bias_is_refused() -> None:
-    """Nobody would know that its kernel keeps no first keys in a window."""
+    """Nobody would know that its kernel keeps no first keys in a window, or reads bfloat16."""
 
     class Unnamed(CoPE):
         form_kind = NONE
 
+    class AlsoUnnamed(RelativeContent):
+        form_kind = NONE
+
     window = pe.encoding("window:3", head_dim=16, num_heads=2)
-    enc = Composite([Unnamed(16, npos=9), window])
-    q = torch.randn(1, 2, 9, 16)
-    with pytest.raises(ValueError, match=f"set form_kind = {COUNTS} in the class"):
-        pe.attend(enc, q, q, q, backend="kernel")
+    q, x = torch.randn(1, 2, 9, 16), torch.randn(1, 9, 8)
+    for enc, kind in ((Unnamed(16, npos=9), COUNTS), (AlsoUnnamed(2, 8, 9), ROWS)):
+        with pytest.raises(ValueError, match=f"set form_kind = {kind} in the class"):
+            pe.attend(Composite([enc, window]), q, q, q, backend="kernel", layer_input=x)
 
 
 def test_heads_of_128_count_without_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -177,11 +177,11 @@ def kernel_form(
             state = state.bfloat16()  # the table of all queries takes most of the time
         with torch.autocast(q.device.type, enabled=False):
             form = enc.bias_form(q.shape[-2], q.device, state)
-        if form.kind in LIMITS and form.kind != enc.form_kind:
+        if form.kind in (*LIMITS, ROWS) and form.kind != enc.form_kind:
             raise ValueError(
                 f"{type(enc).__name__}.bias_form returns the kind {form.kind}, and form_kind is "
                 f"{enc.form_kind}: set form_kind = {form.kind} in the class, because it decides "
-                "what the kernel is used for"
+                "what the kernel is used for, and in which dtype"
             )
         if form.kind != FIRE or enc.sink_logit() is None:
             return form
