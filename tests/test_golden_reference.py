@@ -210,6 +210,12 @@ def test_relative_content_is_inklings() -> None:
 def test_relative_content_looks_no_further_than_it_was_trained() -> None:
     assert RelativeContent(2, 8).reach == RelativeContent(2, 8, original_length=4096).reach == 1024
     assert RelativeContent(2, 8, original_length=64).reach == 64
+    for spec, reach in (
+        ("window:48", 48), ("window:48+sinks:2", 1024), ("chunk:32+window:48", 32),
+        ("window:4096", 1024), ("sink", 1024),
+    ):  # fmt: skip
+        enc = encoding(f"relative_content+{spec}", head_dim=16, num_heads=2, original_length=2048)
+        assert [m.reach for m in enc.modules() if isinstance(m, RelativeContent)] == [reach]
 
 
 @pytest.mark.parametrize("name", ["path", "relative_content"])

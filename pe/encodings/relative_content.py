@@ -10,7 +10,7 @@ Products of content with vectors of the distance are from Shaw et al. 2018 (arXi
 Transformer-XL (Dai et al. 2019, arXiv:1901.02860). The projection W with d_rel = 16, D = 1,024 and
 the absence of any other encoding are Inkling's, as in transformers' code. Its norm of queries and
 keys, its scale 1/d and its temperature belong to its layers and are not part of this encoding. D is
-the training length if that is less, because larger distances would not be trained.
+the training length or the window if that is less, because larger distances would not be trained.
 
 It learns d_rel (H hidden_size + D) numbers per layer with H heads. Kernels read a_hm . p_r for all
 queries m and distances r < D, so memory grows with T D. It works at any position, but gives no
@@ -38,8 +38,9 @@ class RelativeContent(Encoding):
         hidden_size: width of the layer's input.
         original_length: training length in tokens.
         d_rel: numbers per token and head.
-        reach: D; by default the smaller of 1,024 and ``original_length``.
+        reach: D; by default the smallest of 1,024, ``original_length`` and ``visible``.
         std: standard deviation of the initial weights.
+        visible: number of the last keys that a query sees; None: all.
     """
 
     per_layer = True
@@ -53,11 +54,12 @@ class RelativeContent(Encoding):
         d_rel: int = 16,
         reach: int | None = None,
         std: float = 0.02,
+        visible: int | None = None,
     ) -> None:
         super().__init__()
         self.num_heads = num_heads
         if reach is None:
-            reach = min(REACH, original_length or REACH)
+            reach = min(REACH, original_length or REACH, visible or REACH)
         self.reach = at_least("reach", reach, 1)
         self.state_size = at_least("d_rel", d_rel, 1)  # type: ignore[misc]
         self.std = at_least("std", std, 0.0)

@@ -20,7 +20,7 @@ from pe.encodings.core.options import (
     takes,
 )
 from pe.encodings.core.parts import by_kind, layer_classes, part_classes, placed
-from pe.encodings.core.registry import Part
+from pe.encodings.core.registry import Part, is_key_part
 from pe.encodings.core.spec import LayerSpec, PartSpec, joined, layer_specs, parse
 
 
@@ -92,8 +92,18 @@ def encoding(
         changes = [build(name, c) for name, c in transforms.items()]
         if changes:
             arguments["transforms"] = changes
-        parts = [build(name, c) for name, c in encodings.items()]
+        keys = {name: build(name, c) for name, c in encodings.items() if is_key_part(name)}
+        arguments["visible"] = _visible(keys.values())
+        parts = [keys[n] if n in keys else build(n, c) for n, c in encodings.items()]
     return parts[0] if len(parts) == 1 else sum_class(encodings.values())(parts)
+
+
+def _visible(parts: Iterable[Encoding]) -> int | None:
+    """Return how many of the last keys a query sees at most; None if it sees all or other ones."""
+    shown = [part.key_range() for part in parts if isinstance(part, HasKeyRange)]
+    if any(keys.sinks for keys in shown):
+        return None
+    return min((n for keys in shown for n in (keys.window, keys.chunk) if n), default=None)
 
 
 def _refuse_wrong_sizes(**sizes: int | None) -> None:

@@ -14,7 +14,10 @@ from pe.encodings.core.spec import PartSpec
 
 CONTEXT = (
     "head_dim", "num_heads", "num_kv_heads", "hidden_size", "original_length", "layer_index",
+    "visible",
 )  # fmt: skip
+"""Parameters that are filled in, see `pe.encodings.encoding`. ``visible`` is the number of the last
+keys that a query sees, or None if it sees all or other ones too."""
 ALIASES = {
     "original_max_position_embeddings": "original_length",
     "rope_theta": "theta",
