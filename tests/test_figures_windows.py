@@ -9,6 +9,7 @@ import book_records
 import pytest
 
 from pe.figures.windows import by_window, schedule_of
+from pe.results import beyond
 from pe.results import rows as results
 from pe.results.measure import beside_cutting
 
@@ -88,3 +89,25 @@ def test_a_run_is_held_against_itself_with_its_texts_cut(tmp_path: Path) -> None
     low, high = row(tmp_path, "low", "rope", 0, far=0.5), row(tmp_path, "high", "rope", 1, far=2.0)
     mixed = results.Row("mixed", "mixed", "rope", (*low.runs, *high.runs))
     assert beside_cutting(mixed, "ppl@4x") == "better (0), worse (1)"
+
+
+def test_the_table_of_how_far_a_row_beats_its_cut_texts_counts_the_worst_seed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    better = {  # by row and seed, the multiples at which it finds more
+        ("steady", 0): "2 4 8 16", ("steady", 1): "2 4", ("gap", 0): "2 8 16", ("none", 0): "16",
+    }  # fmt: skip
+
+    def verdict(one: results.Row, quantity: str) -> str:
+        where = quantity.partition("@")[2].removesuffix("x")
+        return "better" if where in better[one.label, one.seeds[0]].split() else "undecided"
+
+    monkeypatch.setattr(beyond, "beside_cutting", verdict)
+    rows = [row(tmp_path, name, "rope", *seeds, far=0.5)
+            for name, seeds in (("none", [0]), ("gap", [0]), ("steady", [0, 1]))]  # fmt: skip
+    assert beyond.farthest(rows[1], "multikey") == 2, "nothing counts behind a gap"
+    lines = book_records.lines(beyond.beyond_table(rows, {"steady-s1": "page"}))[1:]
+    assert [line[0] for line in lines] == ["steady", "gap", "none"]
+    assert lines[0][2:5] == ["16×, 4×", "16×, 4×", "50%"], "one number where seeds agree"
+    assert lines[0][6:] == ["20.0, 21.0", "10.0, 10.5"]
+    assert lines[2][2:4] == ["–", "–"]

@@ -1,6 +1,7 @@
 """Tables of studies, from their records.
 
 | ```{study-table} scaffold    rows of a study by columns of choice (`StudyTable`)
+| ```{beyond-table} every      how far each row does better than with its texts cut
 | ```{local-runs}              the reader's own runs, or how to get some
 | ```{extension} scaffold/rope a run extended without training, by method and factor (`Extension`)
 | ```{fine-tuned} extend       runs extended and trained on, by method and length
@@ -21,6 +22,7 @@ from docutils.parsers.rst import directives
 
 from pe._errors import unknown
 from pe.results import extensions, finetuned, rows, sweeps
+from pe.results.beyond import beyond_table
 from pe.results.markdown import table
 from pe.results.quantities import label
 from pe.results.rows import Row
@@ -114,6 +116,17 @@ def study_table(
     )
     absent = [known[name] for name in names if name not in found]
     return f"{text}\n\nNo run yet: {'; '.join(absent)}." if absent else text
+
+
+class BeyondTable(Made):
+    """`pe.results.beyond.beyond_table` of a study."""
+
+    def text(self) -> str:
+        study = self.arguments[0]
+        found = self.book.studies.rows(study) if study in self.book.studies.runs else {}
+        if not found:
+            return f"No run of the study `{study}` is recorded yet."
+        return beyond_table(list(found.values()), self.book.pages(found.values()))
 
 
 class SweepTable(Made):

@@ -107,6 +107,7 @@ DIRECTIVES: dict[str, type[SphinxDirective]] = {
     "speed": book_speed.SpeedBlock,
     "study-table": book_tables.StudyTable,
     "sweep-table": book_tables.SweepTable,
+    "beyond-table": book_tables.BeyondTable,
     "tasks": book_tasks.Tasks,
 }
 """Everything that a page can use; each class says what its arguments and options are."""
