@@ -188,11 +188,12 @@ def test_what_is_found_stands_beside_what_is_read_and_what_cutting_would_find(
     read, found = figure.axes
     assert "perplexity" in read.get_xlabel()
     names = [label.get_text() for label in read.get_yticklabels()]
-    assert sorted(names) == ["NoPE", "PoPE", "RoPE"]
+    assert names[-1] == "RoPE, cut"
+    assert sorted(names) == ["NoPE", "PoPE", "RoPE", "RoPE, cut"]
     cells = [text.get_text() for text in found.texts]
-    assert len(cells) == (len(names) + 1) * 5, "five lengths, and a row for RoPE when it is cut"
+    assert len(cells) == len(names) * 5, "five lengths"
     place = names.index("RoPE")
-    for own, shown in ((place, "multikey"), (len(names), "cut.multikey")):
+    for own, shown in ((place, "multikey"), (len(names) - 1, "cut.multikey")):
         value = book_numbers.look_up(studies, f"every/rope.{shown}@4x : .0%")
         assert f"{cells[own * 5 + 2]}%" == value
 
@@ -200,7 +201,8 @@ def test_what_is_found_stands_beside_what_is_read_and_what_cutting_would_find(
 def test_dropped_models_stand_beside_kept_ones_in_one_picture(studies: Studies) -> None:
     ((runs, draw),) = book_dropping.figures_of(studies).values()
     assert len(runs) == len(studies.rows("dropping"))
-    names = [label.get_text() for label in draw().axes[0].get_yticklabels()]
+    *names, cut = [label.get_text() for label in draw().axes[0].get_yticklabels()]
+    assert cut == "kept, 0.003, cut"
     assert len(set(names)) == len(runs)
     assert {"kept, 0.003", "dropped, 0.01, norm, θ = 1 M", "kept, then YaRN × 4"} <= set(names)
 

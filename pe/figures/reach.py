@@ -82,7 +82,7 @@ def reach(
             return sum(value or 0.0 for value in _found(row, names)[1:])
 
         measured.sort(key=lambda item: -beyond(item[0]))
-    size = (7.2 if asked else 5.6, 0.95 + 0.2 * len(measured) + (0.35 if asked else 0))
+    size = (6.6 if asked else 5.6, 0.95 + 0.2 * len(measured) + (0.35 if asked else 0))
     figure = Figure(figsize=size, layout="constrained")
     if asked:
         axes, cells = figure.subplots(1, 2, width_ratios=(5, 4))
@@ -103,6 +103,9 @@ def reach(
     if asked:
         _cells(cells, [[row, *further[row.label]] for row, *_ in measured], held[0], names)
         height = len(measured) + 1
+        titles = [row.title for row, *_ in measured]
+        axes.set_yticks(range(height), [*titles, f"{held[0].title}, cut"], fontsize=9)
+        axes.get_yticklabels()[-1].set_style("italic")
         for one in (axes, cells):
             one.set_ylim(height - 0.4, -0.6)
     shown = {places[row.label] for row, *_ in measured}
@@ -204,8 +207,7 @@ def _cells(axes: Axes, rows: Sequence[Sequence[Row]], base: Row, names: Sequence
                 )  # fmt: skip
     axes.set_xlim(-0.5, len(names) - 0.5)
     axes.set_xticks(range(len(names)), [name.replace("x", "×") for name in names])
-    axes.yaxis.tick_right()
-    axes.set_yticks([len(rows)], [f"{base.title}, cut"], fontsize=8, color=FAINT)
+    axes.set_yticks([])
     axes.tick_params(length=0)
     for side in axes.spines.values():
         side.set_visible(False)
