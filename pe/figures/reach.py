@@ -82,7 +82,7 @@ def reach(
             return sum(value or 0.0 for value in _found(row, names)[1:])
 
         measured.sort(key=lambda item: -beyond(item[0]))
-    size = (6.6 if asked else 5.6, 0.95 + 0.2 * len(measured) + (0.35 if asked else 0))
+    size = (6.4 if asked else 5.6, 0.95 + 0.2 * len(measured) + (0.35 if asked else 0))
     figure = Figure(figsize=size, layout="constrained")
     if asked:
         axes, cells = figure.subplots(1, 2, width_ratios=(5, 4))
@@ -211,4 +211,4 @@ def _cells(axes: Axes, rows: Sequence[Sequence[Row]], base: Row, names: Sequence
     axes.tick_params(length=0)
     for side in axes.spines.values():
         side.set_visible(False)
-    axes.set_xlabel(f"{TASK} prompts answered, %")
+    axes.set_xlabel(f"{TASK} answered, %")

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pe.results import quantities
 from pe.results.markdown import linked, pipe
 from pe.results.measure import beside_cutting, measure, write, write_cut
+from pe.results.quantities import GUESSING
 from pe.results.rows import Row, ceilings
 
 BETTER = "better"
@@ -80,7 +81,8 @@ def _multiple(value: float) -> str:
 
 def _plain(row: Row, quantity: str) -> str:
     """Write a value without its interval."""
-    return write(replace(measure(row, quantity), interval=None), quantity)
+    text = write(replace(measure(row, quantity), interval=None), quantity)
+    return text.replace(GUESSING, "worse than<br>guessing")  # too long for a column
 
 
 def _joined(texts: Sequence[str]) -> str:
