@@ -119,14 +119,28 @@ def study_table(
 
 
 class BeyondTable(Made):
-    """`pe.results.beyond.beyond_table` of a study."""
+    """`pe.results.beyond.beyond_table` of a study.
+
+    | :rows:    names; default: all
+    | :beside:  a study whose rows are added: the same budget, other encodings
+    """
+
+    option_spec: ClassVar[dict[str, Any]] = {
+        "rows": directives.unchanged,
+        "beside": directives.unchanged_required,
+    }
 
     def text(self) -> str:
-        study = self.arguments[0]
-        found = self.book.studies.rows(study) if study in self.book.studies.runs else {}
+        found: dict[str, Row] = {}
+        for study in (self.options.get("beside", self.arguments[0]), self.arguments[0]):
+            found |= self.book.studies.rows(study) if study in self.book.studies.runs else {}
         if not found:
-            return f"No run of the study `{study}` is recorded yet."
-        return beyond_table(list(found.values()), self.book.pages(found.values()))
+            return f"No run of the study `{self.arguments[0]}` is recorded yet."
+        wanted = self.words("rows") or list(found)
+        for name in wanted:
+            if name not in found:
+                raise unknown("row", name, found)
+        return beyond_table([found[name] for name in wanted], self.book.pages(found.values()))
 
 
 class SweepTable(Made):
