@@ -163,9 +163,22 @@ def test_wrong_options_are_refused() -> None:
     ("name", "options"), [("learned", {"table_size": 48}), ("cope", {"npos": 5})]
 )
 def test_an_option_that_would_lose_what_was_learned_is_refused(name: str, options: Any) -> None:
-    with pytest.raises(ValueError, match=f"{name}: table of shape .* it would be lost; leave out"):
+    with pytest.raises(ValueError, match=f"{name}: table of shape .* it would be lost; give "):
         convert(small(name), name, **options)
     convert(convert(small(name), "nope"), name, **options)
+
+
+def test_a_window_keeps_what_was_learned_if_the_spec_says_how_much() -> None:
+    """The default reach of relative content follows from the window."""
+    model = small("relative_content")
+    with pytest.raises(ValueError, match=r"profiles of shape .* may follow from a window"):
+        convert(model, "relative_content+window:8")
+    new = convert(model, f"relative_content(reach={LENGTH})+window:8")
+    before, after = (
+        [p for name, p in m.named_parameters() if name.endswith("profiles")] for m in (model, new)
+    )
+    assert before
+    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
 
 
 def test_generation_uses_a_cache_where_the_new_encoding_allows_one() -> None:

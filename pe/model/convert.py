@@ -107,7 +107,8 @@ def _fill(new: nn.Module, old: nn.Module, seed: int) -> None:
             raise ValueError(
                 f"{part.name or part.__name__}: {name} of shape {tuple(before[key].shape)} is "
                 f"learned, and has shape {tuple(parameter.shape)} in the new encoding, so it would "
-                "be lost; leave out the option that changes it, or convert to 'nope' first"
+                "be lost; give the option that decides the shape its old value, whose default may "
+                "follow from a window or the training length, or convert to 'nope' first"
             )
         parameter.copy_(before[key])
 
