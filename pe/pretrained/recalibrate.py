@@ -107,7 +107,7 @@ class Recalibration:
         tokens = self.batches.batch_size * self.batches.context_length
         return {
             "tokens_per_second": round(tokens / pace, 1) if pace else None,
-            "seconds": round(sum(self.seconds), 2),
+            "seconds": round(sum(self.seconds), 4),
             "compiled": self.compiled,
         }
 
