@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 import shutil
@@ -136,6 +137,18 @@ def test_what_the_page_says_of_steps_with_a_window_is_in_the_record() -> None:
     assert slower == ["fire", "stickbreaking"]  # "most encodings ... more than twice as fast"
     for name in ("t5", "bam", "pope"):
         assert over[name] < min(over[other] for other in ("rope", "alibi", "kerple_log", "fox"))
+
+
+def test_what_the_page_says_of_attention_with_each_encoding_is_in_its_table() -> None:
+    path = book_site.ROOT / "book" / "tables" / "2026-12-01-h200-windows-encodings.csv"
+    with path.open() as file:
+        rows = {row["system"].removeprefix("ours, "): row for row in csv.DictReader(file)}
+    forward = {name: float(row["forward"]) for name, row in rows.items()}
+    whole = {name: forward[name] + float(row["backward"]) for name, row in rows.items()}
+    for rotation in ("xPos", "LeRoPE"):  # their kernel is the one without an encoding
+        assert whole[rotation] > 2 * whole["ours"]
+    assert forward["Sandwich"] > 2 * forward["T5"]  # whose kernel reads such a table, too
+    assert whole["Relative content"] > whole["Relative content(reach=512)"]
 
 
 def test_the_summary_puts_what_costs_the_same_on_one_line() -> None:

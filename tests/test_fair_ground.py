@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import book_records
 import book_site
@@ -30,6 +31,7 @@ pytest.importorskip("sphinx")
 import book_dropping  # noqa: E402
 import book_numbers  # noqa: E402
 from book_studies import Studies  # noqa: E402
+from book_tables import BeyondTable  # noqa: E402
 
 FEW = ["rope", "nope", "pope", "rope@4096"]
 
@@ -260,6 +262,22 @@ def test_a_dropped_run_stands_below_the_kept_run_of_the_same_restart(tmp_path: P
     assert (kept, without_control) == ("1", "–")
     assert re.fullmatch(r"1\.\d{3}<br>\(1\.\d{3}–1\.\d{3}\)", dropped)
     assert book_dropping.pairs([], {}) == "No restarted run is recorded yet."
+
+
+def test_rows_of_two_studies_stand_in_the_table_beside_cut_texts(
+    studies: Studies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    block = object.__new__(BeyondTable)
+    book = SimpleNamespace(studies=studies, pages=lambda rows: {})
+    monkeypatch.setattr(BeyondTable, "book", book)
+    block.arguments = ["dropping"]
+    block.options = {"beside": "every", "rows": "kept@3e-3, pope"}
+    found = book_records.lines(block.text())[1:]
+    titles = {studies.row(*names).title for names in (("dropping", "kept@3e-3"), ("every", "pope"))}
+    assert {line[0] for line in found} == titles
+    block.options["rows"] = "popee"
+    with pytest.raises(ValueError, match="did you mean 'pope'"):
+        block.text()
 
 
 def test_perplexities_of_other_windows_are_not_compared(studies: Studies) -> None:

@@ -98,11 +98,11 @@ def test_the_table_of_how_far_a_row_beats_its_cut_texts_counts_the_worst_seed(
         ("steady", 0): "2 4 8 16", ("steady", 1): "2 4", ("gap", 0): "2 8 16", ("none", 0): "16",
     }  # fmt: skip
 
-    def verdict(one: results.Row, quantity: str) -> str:
+    def ahead(one: results.Row, quantity: str) -> int:
         where = quantity.partition("@")[2].removesuffix("x")
-        return "better" if where in better[one.label, one.seeds[0]].split() else "undecided"
+        return int(where in better[one.label, one.seeds[0]].split())
 
-    monkeypatch.setattr(beyond, "beside_cutting", verdict)
+    monkeypatch.setattr(beyond, "ahead_of_cut", ahead)
     rows = [row(tmp_path, name, "rope", *seeds, far=0.5)
             for name, seeds in (("none", [0]), ("gap", [0]), ("steady", [0, 1]))]  # fmt: skip
     assert beyond.farthest(rows[1], "multikey") == 2, "nothing counts behind a gap"

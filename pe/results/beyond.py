@@ -6,19 +6,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from pe.results import quantities
-from pe.results.markdown import linked, pipe
-from pe.results.measure import beside_cutting, measure, write, write_cut
+from pe.results.markdown import IN_TWO_LINES, name_cells, pipe
+from pe.results.measure import ahead_of_cut, measure, write, write_cut
 from pe.results.quantities import GUESSING
 from pe.results.rows import Row, ceilings
-
-BETTER = "better"
 
 
 def farthest(row: Row, kind: str) -> float:
     """Return up to which multiple of the training length a row of one seed beats cut texts.
 
     It is shown to be better there and at each shorter evaluated length beyond that of training
-    (`pe.results.measure.beside_cutting`); 1 if not even at the first.
+    (`pe.results.measure.ahead_of_cut`); 1 if not even at the first.
 
     Args:
         kind: ``ppl`` or a task.
@@ -28,7 +26,7 @@ def farthest(row: Row, kind: str) -> float:
         multiple = float(name.removesuffix("x"))
         if multiple <= 1:
             continue
-        if beside_cutting(row, f"{kind}@{name}") != BETTER:
+        if ahead_of_cut(row, f"{kind}@{name}") != 1:
             break
         found = multiple
     return found
@@ -63,15 +61,14 @@ def beyond_table(
 
     lines = []
     for row in sorted(rows, key=place):
-        each, pairs = row.each(), zip(row.seeds, row.runs, strict=True)
-        seeds = ", ".join(linked(str(seed), (links or {}).get(run.name)) for seed, run in pairs)
+        each = row.each()
         cells = [
             *([_multiple(farthest(one, kind)) for one in each] for kind in (task, "ppl")),
             [_plain(one, f"{task}@{far}") for one in each],
             [write_cut(one, f"{task}@{far}") for one in each],
             *([_plain(one, name) for one in each] for name in ("ppl@1x", f"ppl@{far}")),
         ]
-        lines.append([row.title, seeds, *map(_joined, cells)])
+        lines.append([*name_cells(row, links or {}), *map(_joined, cells)])
     return pipe(heads, lines, 2)
 
 
@@ -82,7 +79,7 @@ def _multiple(value: float) -> str:
 def _plain(row: Row, quantity: str) -> str:
     """Write a value without its interval."""
     text = write(replace(measure(row, quantity), interval=None), quantity)
-    return text.replace(GUESSING, "worse than<br>guessing")  # too long for a column
+    return IN_TWO_LINES if text == GUESSING else text
 
 
 def _joined(texts: Sequence[str]) -> str:

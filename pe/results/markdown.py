@@ -15,6 +15,8 @@ from pe.results.quantities import COLUMNS, GUESSING, RunLike, expand
 from pe.results.rows import Row, ceilings, common_seeds, comparable
 
 CROPPED = "cut to the training length"
+IN_TWO_LINES = GUESSING.replace("than ", "than<br>")
+"""These words in a narrow column."""
 
 
 def pipe(heads: Sequence[str], lines: Sequence[Sequence[str]], left: int = 1) -> str:
@@ -76,7 +78,7 @@ def table(
     def line(row: Row) -> list[str]:
         """Write a row. A column has the same number of tokens for all training lengths."""
         there = [quantities.rescaled(name, row.runs[0], length) for name in names]
-        return [*_name(row, links), *(_cell(row, name, verdicts) for name in there)]
+        return [*name_cells(row, links), *(_cell(row, name, verdicts) for name in there)]
 
     lines = [line(row) for row in own]
     baseline = cropped(own, names)
@@ -113,10 +115,8 @@ def _cell(row: Row, name: str, verdicts: bool) -> str:
     That is a word, or else, of a share of prompts, the other share.
     """
     text, where = write(measure(row, name), name, "<br>"), quantities.at(name)
-    if (
-        verdicts and text == GUESSING
-    ):  # a verdict adds nothing, and the words are too long for a column
-        return "worse than<br>guessing"
+    if verdicts and text == GUESSING:  # a verdict adds nothing
+        return IN_TWO_LINES
     if verdicts:
         word = beside_cutting(row, name, "<br>")
         return f"{text}<br>{word}" if word else text
@@ -126,7 +126,7 @@ def _cell(row: Row, name: str, verdicts: bool) -> str:
     return text if share is None else f"{text}<br>cut: {quantities.share(share)}"
 
 
-def _name(row: Row, links: Mapping[str, str]) -> list[str]:
+def name_cells(row: Row, links: Mapping[str, str]) -> list[str]:
     """Write the row's title and its seeds. Each seed links to the run's page if there is one."""
     pairs = zip(row.seeds, row.runs, strict=True)
     return [row.title, ", ".join(linked(str(seed), links.get(run.name)) for seed, run in pairs)]
@@ -144,7 +144,7 @@ def cropped(rows: Sequence[Row], names: Sequence[str]) -> list[str] | None:
     left = {name: cut(row, name) for name in names}
     if sum(value is not None and name.startswith("ppl@") for name, value in left.items()) < 2:
         return None
-    title, seeds = _name(row, {})
+    title, seeds = name_cells(row, {})
     near = write(measure(row, "ppl@1x"), "ppl@1x", "<br>")
     cells = [
         "–" if value is None
@@ -207,7 +207,7 @@ def _gaps(
     bold = {key for key, p in zip(tested, adjusted, strict=True) if p < LEVEL}
     lines = []
     for row in others:
-        line = _name(row.of(common_seeds([row, base])), links)
+        line = name_cells(row.of(common_seeds([row, base])), links)
         for name in names:
             gap = gaps.get((row.label, name))
             if gap and gap.over != kind:  # an interval over windows does not apply to other seeds

@@ -173,19 +173,30 @@ def beyond_cut(row: Row, quantity: str) -> Interval | None:
     return intervals.newcombe(own, intervals.scaled(near, inside))
 
 
+def ahead_of_cut(row: Row, quantity: str) -> int | None:
+    """Return 1 if a row of one run is shown to be better than with its texts cut, -1 if worse.
+
+    0 if no difference is shown, and None where `beyond_cut` has none.
+    """
+    gap, where = beyond_cut(row, quantity), quantities.at(quantity)
+    if gap is None or where is None:
+        return None
+    sign = (gap.low > 0) - (gap.high < 0)
+    return -sign if where.is_perplexity else sign
+
+
 def beside_cutting(row: Row, quantity: str, between: str = ", ") -> str:
     """Return ``better`` or ``worse`` than with texts cut, or `UNDECIDED`.
 
     One word if all seeds of the row agree, else one per seed, joined by ``between``. Empty if a
     value is missing.
     """
-    where, words = quantities.at(quantity), []
+    words = []
     for one in row.each():
-        gap = beyond_cut(one, quantity)
-        if gap is None or where is None:
+        ahead = ahead_of_cut(one, quantity)
+        if ahead is None:
             return ""
-        more, less = ("worse", "better") if where.is_perplexity else ("better", "worse")
-        words.append(more if gap.low > 0 else less if gap.high < 0 else UNDECIDED)
+        words.append({1: "better", 0: UNDECIDED, -1: "worse"}[ahead])
     if len(set(words)) == 1:
         return words[0]
     return between.join(f"{word} ({seed})" for word, seed in zip(words, row.seeds, strict=True))

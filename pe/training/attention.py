@@ -109,8 +109,7 @@ def matrix_bytes(recipe: Recipe, windows: int) -> list[tuple[float, float]]:
 
             block = 4 * matrices * min(entries, BLOCK)
         elif path == "kernel":
-            width = 2 if devices.narrow(recipe.precision, torch.device("cuda")) else 4
-            kept = float(width) * entries / length * _row_length(enc, recipe)
+            kept = 2.0 * entries / length * _row_length(enc, recipe)  # in bfloat16
         sizes.append((kept, 2 * (kept + block)))
     return sizes
 

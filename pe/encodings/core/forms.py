@@ -86,7 +86,8 @@ def by_query(weights: Tensor, vectors: Tensor) -> Form:
     """
     if weights.dtype != torch.bfloat16:
         weights = weights.float()
-    return Form(ROWS, weights @ (vectors.float() * LOG2E).to(weights.dtype), (), vectors.shape[-1])
+    rows = weights @ (vectors.float() * LOG2E).to(weights.dtype)
+    return Form(ROWS, rows.contiguous(), (), vectors.shape[-1])
 
 
 def by_logarithm(strength: Tensor, steepness: Tensor) -> Form:
