@@ -230,8 +230,12 @@ def test_the_rates_of_every_are_the_best_that_were_tried_on_its_text() -> None:
     assert every["lerope"].runs[0].record["recipe"]["learning_rate"] == pytest.approx(3e-3)
     assert tried["lerope"][0.003] < tried["lerope"][0.001]
     assert abs(tried["relative_content"][0.003] - tried["relative_content"][0.001]) < 0.002
-    for label in ("dape", "head_scale"):  # "the two cannot be compared"
-        assert every[label].runs[0].record["recipe"]["learning_rate"] not in tried[label]
+    assert tried["head_scale"][0.001] < tried["head_scale"][0.003]
+    assert every["head_scale"].runs[0].record["recipe"]["learning_rate"] == pytest.approx(1e-3)
+    assert every["bam"].runs[0].record["recipe"]["learning_rate"] == pytest.approx(3e-3)
+    assert 0 < tried["bam"][0.003] - tried["bam"][0.001] < 0.01  # "slightly better"
+    dape = every["dape"].runs[0].record["recipe"]["learning_rate"]
+    assert dape not in tried["dape"]  # "the two cannot be compared"
 
 
 def test_what_every_says_of_dape_beside_all_other_rows() -> None:

@@ -95,17 +95,21 @@ def test_the_table_of_how_far_a_row_beats_its_cut_texts_counts_the_worst_seed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     better = {  # by row and seed, the multiples at which it finds more
-        ("steady", 0): "2 4 8 16", ("steady", 1): "2 4", ("gap", 0): "2 8 16", ("none", 0): "16",
+        ("steady", 0): "2 4 8 16", ("steady", 1): "2 4", ("gap", 0): "2 8 16", ("none", 0): "",
     }  # fmt: skip
+    worse = {("gap", 0): "4", ("none", 0): "2"}
 
     def ahead(one: results.Row, quantity: str) -> int:
         where = quantity.partition("@")[2].removesuffix("x")
-        return int(where in better[one.label, one.seeds[0]].split())
+        key = one.label, one.seeds[0]
+        return (where in better[key].split()) - (where in worse.get(key, "").split())
 
     monkeypatch.setattr(beyond, "ahead_of_cut", ahead)
     rows = [row(tmp_path, name, "rope", *seeds, far=0.5)
             for name, seeds in (("none", [0]), ("gap", [0]), ("steady", [0, 1]))]  # fmt: skip
-    assert beyond.farthest(rows[1], "multikey") == 2, "nothing counts behind a gap"
+    assert beyond.farthest(rows[1], "multikey") == 2, "nothing counts beyond a loss"
+    better["steady", 1] = "4"  # and nothing is shown at 2
+    assert beyond.farthest(rows[2].of([1]), "multikey") == 4
     lines = book_records.lines(beyond.beyond_table(rows, {"steady-s1": "page"}))[1:]
     assert [line[0] for line in lines] == ["steady", "gap", "none"]
     assert lines[0][2:5] == ["16×, 4×", "16×, 4×", "50%"], "one number where seeds agree"

@@ -220,14 +220,15 @@ def _controls(evaluations: list[dict[str, Any]]) -> dict[str, int]:
     for evaluation in evaluations:
         for lengths in (evaluation.get("retrieval") or {"tasks": {}})["tasks"].values():
             for cell in lengths.values():
-                for control in (cell["controls"] or {}).values():
+                for control in (cell.get("controls") or {}).values():
                     hits += control["exact"]
                     asked += _prompts(evaluation) or 0
         needles = evaluation.get("needles") or {"tasks": {}, "count": 0}
         for lengths in needles["tasks"].values():
             for cell in lengths.values():
-                hits += sum((cell["controls"] or {}).values())
-                asked += len(cell["controls"] or {}) * control_prompts(needles["count"])
+                controls = cell.get("controls") or {}  # none where a length has no value
+                hits += sum(controls.values())
+                asked += len(controls) * control_prompts(needles["count"])
     return {"control_hits": hits, "control_prompts": asked}
 
 

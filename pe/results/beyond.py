@@ -15,8 +15,8 @@ from pe.results.rows import Row, ceilings
 def farthest(row: Row, kind: str) -> float:
     """Return up to which multiple of the training length a row of one seed beats cut texts.
 
-    It is shown to be better there and at each shorter evaluated length beyond that of training
-    (`pe.results.measure.ahead_of_cut`); 1 if not even at the first.
+    It is shown to be better there (`pe.results.measure.ahead_of_cut`), and at no shorter length
+    beyond that of training it is shown to be worse or has no value. 1 if there is no such length.
 
     Args:
         kind: ``ppl`` or a task.
@@ -26,9 +26,11 @@ def farthest(row: Row, kind: str) -> float:
         multiple = float(name.removesuffix("x"))
         if multiple <= 1:
             continue
-        if ahead_of_cut(row, f"{kind}@{name}") != 1:
+        ahead = ahead_of_cut(row, f"{kind}@{name}")
+        if ahead is None or ahead < 0:
             break
-        found = multiple
+        if ahead > 0:
+            found = multiple
     return found
 
 
@@ -77,8 +79,11 @@ def _multiple(value: float) -> str:
 
 
 def _plain(row: Row, quantity: str) -> str:
-    """Write a value without its interval."""
-    text = write(replace(measure(row, quantity), interval=None), quantity)
+    """Write a value without its interval, and the absence of one without its reason."""
+    cell = measure(row, quantity)
+    if cell.value is None:
+        return "no value"
+    text = write(replace(cell, interval=None), quantity)
     return IN_TWO_LINES if text == GUESSING else text
 
 
