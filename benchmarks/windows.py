@@ -8,9 +8,10 @@ are torch's fused causal attention (which NoPE and RoPE use without a window) an
 without a window; and for each window our kernels, the same with first keys and a sink, the same
 with each encoding of ``--encodings``, and compiled `torch.nn.attention.flex_attention` with a block
 mask. What an encoding does to queries, keys and the layer's input, and the gradients of its
-parameters, are part of the time. Memory is the peak without the inputs. Before that, the output of
-each system without a bias is compared with torch's attention under a mask on the last `CHECKED`
-queries. This command measures a whole training step:
+parameters, are part of the time. With ``--compiled`` it is compiled together with its attention, as
+in a training run, which fuses operations outside the kernels. Memory is the peak without the
+inputs. Before that, the output of each system without a bias is compared with torch's attention
+under a mask on the last `CHECKED` queries. This command measures a whole training step:
 
     pe speed --recipe tiny --lengths 16384 --modes train --peers none --name windows \\
         --encodings nope+window:512,rope+window:512
@@ -53,7 +54,7 @@ class System(NamedTuple):
     """What learns besides queries, keys and values."""
 
 
-def ours(name: str, spec: str, window: int, layer_input: Tensor) -> System:
+def ours(name: str, spec: str, window: int, layer_input: Tensor, compiled: bool = False) -> System:
     """Return the system that computes `pe.attend` with this encoding."""
     enc = pe.encoding(
         spec, head_dim=WIDTH, num_heads=HEADS, hidden_size=HEADS * WIDTH, original_length=TRAINED
@@ -64,7 +65,13 @@ def ours(name: str, spec: str, window: int, layer_input: Tensor) -> System:
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return pe.attend(enc, q, k, v, backend=backend, layer_input=x)
 
-    return System(name, window, attend, name in ("ours", "ours full"), tuple(enc.parameters()))
+    return System(
+        name,
+        window,
+        torch.compile(attend) if compiled else attend,
+        checked=name in ("ours", "ours full"),
+        parameters=tuple(enc.parameters()),
+    )
 
 
 def flex(window: int, length: int) -> Attend:
@@ -79,7 +86,11 @@ def flex(window: int, length: int) -> Attend:
 
 
 def systems(
-    windows: list[int], encodings: list[str], length: int, layer_input: Tensor
+    windows: list[int],
+    encodings: list[str],
+    length: int,
+    layer_input: Tensor,
+    compiled: bool = False,
 ) -> Iterator[System]:
     yield System(
         "torch full", 0, lambda q, k, v: scaled_dot_product_attention(q, k, v, is_causal=True)
@@ -90,7 +101,7 @@ def systems(
         yield ours("ours", seen, window, layer_input)
         yield ours("ours, 4 first keys and a sink", f"{seen}+sinks:4+sink", window, layer_input)
         for name in encodings:
-            yield ours(f"ours, {title(name)}", f"{name}+{seen}", window, layer_input)
+            yield ours(f"ours, {title(name)}", f"{name}+{seen}", window, layer_input, compiled)
         yield System("flex attention", window, flex(window, length))
 
 
@@ -127,6 +138,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--windows", default="128,512,2048", help="tokens, separated by commas")
     parser.add_argument("--encodings", default="alibi", help="separated by commas")
+    parser.add_argument("--compiled", action="store_true", help="compile each of the encodings")
     parser.add_argument("--length", type=int, default=16_384, help="tokens of a sequence")
     parser.add_argument("--batch", type=int, default=4, help="sequences")
     parser.add_argument("--rounds", type=int, default=3, help="rounds; the median counts")
@@ -149,7 +161,15 @@ def main() -> None:
         options.batch, options.length, HEADS * WIDTH, device="cuda", generator=generator
     )
     windows = [int(window) for window in options.windows.split(",")]
-    every = list(systems(windows, options.encodings.split(","), options.length, x.bfloat16()))
+    every = list(
+        systems(
+            windows,
+            options.encodings.split(","),
+            options.length,
+            x.bfloat16(),
+            options.compiled,
+        )
+    )
     for system in every:
         if system.checked and (off := error(system, inputs)) > TOLERANCE:
             raise RuntimeError(f"{system.name}, window {system.window}: off by {off:.1g}")
