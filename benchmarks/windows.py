@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+import torch._dynamo.config
 import torch._functorch.config
 from kernels import milliseconds
 from torch import Tensor
@@ -147,6 +148,9 @@ def main() -> None:
     options = parser.parse_args()
     # Each backward pass is timed several times over one forward pass, so its buffers have to stay.
     torch._functorch.config.donated_buffer = False
+    # All encodings share the code of `attend`. Beyond a limit torch would silently not compile it.
+    torch._dynamo.config.recompile_limit = 256
+    torch._dynamo.config.fail_on_recompile_limit_hit = True
     if not torch.cuda.is_available():
         parser.error("this needs a CUDA device")
     generator = torch.Generator("cuda").manual_seed(0)

@@ -23,6 +23,7 @@ from book_record_pages import record_page  # noqa: E402
 from pe.recipes.named import recipe as named_recipe  # noqa: E402
 from pe.results import intervals  # noqa: E402
 from pe.results import rows as results  # noqa: E402
+from pe.results.beyond import beyond_table  # noqa: E402
 from pe.results.difference import NO_DIFFERENCE, write_difference  # noqa: E402
 from pe.results.measure import beside_cutting, cut, measure  # noqa: E402
 from pe.results.quantities import windows  # noqa: E402
@@ -324,6 +325,17 @@ def test_what_pages_say_beside_the_cut_text_holds_for_every_recorded_seed() -> N
     assert beside("every", "sandwich", "ppl", 2) == {"undecided"}
     assert beside("every", "sandwich", "ppl", 4, 8, 16) == {"better"}
     assert beside("every", "sandwich", "multikey", 2, 4, 8, 16) == {"better"}
+    every = committed().rows("every")
+    assert beyond_table([every["learned"]]).count("no value") == 2, "nothing beyond its table"
+    short = [one for label, row in every.items() if label != "rope@4096" for one in row.each()]
+    worst = max(short, key=lambda one: measure(one, "ppl@1x").value or 0.0)
+    assert worst.label == "randomized"  # "more than with any other encoding"
+    for one in short:  # "nearly all passkey prompts ..., and at least nine multikey prompts of ten"
+        if one.label != "randomized":
+            assert (measure(one, "passkey@1x").value or 0.0) > 0.95, one.label
+            assert (measure(one, "multikey@1x").value or 0.0) >= 0.9, one.label
+    for label in ("ssmax", "nope"):  # "At eight times both are worse than guessing"
+        assert (measure(every[label].of([0]), "ppl@8x").value or 0.0) > 16_384
     assert beside("every", "randomized", "ppl", 2) == {"undecided"}
     assert beside("every", "randomized", "ppl", 4, 8, 16) == {"worse"}
     for label in ("irope", "yarn", "sinusoidal", "partial", "p_rope", "ssmax"):
@@ -334,8 +346,7 @@ def test_what_pages_say_beside_the_cut_text_holds_for_every_recorded_seed() -> N
         "t5": [0.93, 0.91],
         "sandwich": [0.6],
     }.items():  # README: "nine of ten ... and half with another", "more than half"
-        seeds = committed().rows("every")[label].each()
-        found = [measure(row, "multikey@16x").value for row in seeds]
+        found = [measure(row, "multikey@16x").value for row in every[label].each()]
         assert found == pytest.approx(wanted, abs=0.03), label
     for label in ("lerope", "head_scale"):
         assert beside("every", label, "ppl", 4, 8, 16) == {"worse"}
